@@ -1,0 +1,30 @@
+// The CPU engine's handle: its threads.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace coda {
+
+/// A pool of threads. Products, attention and the optimizer run on it; their results do not depend on how many there are.
+/// One call at a time: a Cpu is used by one thread of the caller's.
+class Cpu {
+ public:
+  /// threads = 0 takes as many as the process may run on. Throws UsageError for a negative number.
+  explicit Cpu(int threads = 0);
+  ~Cpu();
+  Cpu(const Cpu&) = delete;
+  Cpu& operator=(const Cpu&) = delete;
+
+  int threads() const;
+
+  /// Calls body(index, thread) once for every index in [0, count), thread in [0, threads()); indices are handed out in
+  /// ascending order as threads become free. Returns when all are done; the first exception is thrown again here.
+  void parallel_for(int64_t count, const std::function<void(int64_t index, int thread)>& body);
+
+ private:
+  struct Pool;
+  std::unique_ptr<Pool> pool_;
+};
+
+}  // namespace coda
