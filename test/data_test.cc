@@ -1,0 +1,164 @@
+#include "train/data.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "coda/error.h"
+#include "train/order.h"
+
+namespace coda::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class DataTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& bytes) {
+    const std::string path = testing::TempDir() + "coda_data_test_" + std::to_string(getpid());
+    std::ofstream(path, std::ios::binary) << bytes;
+    path_ = path;
+    return path;
+  }
+  void TearDown() override { std::filesystem::remove(path_); }
+
+  std::string path_;
+};
+
+std::string message_of(const auto& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST_F(DataTest, BytesAreTokens) {
+  const TokenFile file(write(std::string("ab\0\xff", 4)), TokenType::byte, 256);
+  std::vector<int32_t> tokens(4);
+  file.copy(0, tokens);
+  EXPECT_THAT(tokens, ElementsAre('a', 'b', 0, 255));
+}
+
+TEST_F(DataTest, IdsAreLittleEndian) {
+  const std::string bytes("\x01\x02\x03\x00\x05\x00\x01\x00", 8);
+  {
+    const TokenFile file(write(bytes), TokenType::u16, 65536);
+    std::vector<int32_t> tokens(2);
+    file.copy(1, tokens);
+    EXPECT_EQ(file.size(), 4);
+    EXPECT_THAT(tokens, ElementsAre(3, 5));
+  }
+  const TokenFile file(path_, TokenType::u32, int64_t{1} << 31);
+  std::vector<int32_t> tokens(2);
+  file.copy(0, tokens);
+  EXPECT_THAT(tokens, ElementsAre(0x00030201, 0x00010005));
+}
+
+TEST_F(DataTest, RefusesWhatCannotBeTokens) {
+  const std::string path = write(std::string("\x01\x00\x07\x00\x02", 5));
+  EXPECT_THAT(message_of([&] { TokenFile(path, TokenType::u16, 8); }), HasSubstr("5 bytes are not a multiple of 2"));
+  std::filesystem::resize_file(path, 4);
+  EXPECT_THAT(message_of([&] { TokenFile(path, TokenType::u16, 7); }),
+              HasSubstr("token 1 is 7, but the vocabulary is 7"));
+  EXPECT_THAT(message_of([&] { TokenFile(path, TokenType::u16, 8); }), HasSubstr("nothing"));
+  EXPECT_THAT(message_of([&] { TokenFile(path + "_absent", TokenType::byte, 256); }), HasSubstr("No such file"));
+  EXPECT_THAT(message_of([&] { TokenFile(testing::TempDir(), TokenType::byte, 256); }), HasSubstr("regular file"));
+}
+
+TEST_F(DataTest, RefusesLessThanAWindow) {
+  const TokenFile file(write("12345678"), TokenType::byte, 256);
+  EXPECT_THAT(message_of([&] { Windows(file, 0, 8, 8); }), HasSubstr("8 tokens are less than one window of --seq 8"));
+  EXPECT_EQ(Windows(file, 0, 8, 7).count(), 1);
+  EXPECT_THAT(message_of([&] { Windows(file, 5, 3, 4); }), HasSubstr("3 tokens in this part (of 8 in all)"));
+  const TokenFile empty(write(""), TokenType::byte, 256);
+  EXPECT_THAT(message_of([&] { Windows(empty, 0, 0, 1); }), HasSubstr("0 tokens"));
+}
+
+TEST_F(DataTest, HashSeesEveryByteAndTheLength) {
+  std::string bytes(37, 'x');
+  const auto hash = [&] { return TokenFile(write(bytes), TokenType::byte, 256).hash(); };
+  const uint64_t before = hash();
+  EXPECT_EQ(hash(), before);
+  for (char& c : bytes) {
+    c = 'y';
+    EXPECT_NE(hash(), before);
+    c = 'x';
+  }
+  bytes = std::string(16, '\0');
+  const uint64_t sixteen = hash();
+  bytes += '\0';
+  EXPECT_NE(hash(), sixteen);
+}
+
+TEST_F(DataTest, GathersWindowsAndTheirShiftedTargets) {
+  const TokenFile file(write("0123456789"), TokenType::byte, 256);
+  const Windows windows(file, 0, file.size(), 3);
+  ASSERT_EQ(windows.count(), 3);
+  Rows rows;
+  rows.gather(windows, std::vector<int64_t>{2, 0}, std::nullopt);
+  EXPECT_THAT(rows.batch().tokens, ElementsAre('6', '7', '8', '0', '1', '2'));
+  EXPECT_THAT(rows.batch().targets, ElementsAre('7', '8', '9', '1', '2', '3'));
+  EXPECT_THAT(rows.batch().document_starts, ElementsAre(0, 3, 6));
+  EXPECT_EQ(rows.counted(), 6);
+}
+
+TEST_F(DataTest, SeparatorsEndDocuments) {
+  const TokenFile file(write("a.bc.d..e"), TokenType::byte, 256);
+  const Windows windows(file, 0, file.size(), 4);
+  Rows rows;
+  rows.gather(windows, std::vector<int64_t>{0, 1}, '.');
+  // "a." "bc" | "." "d." "." : a separator belongs to the document that it ends.
+  EXPECT_THAT(rows.batch().tokens, ElementsAre('a', '.', 'b', 'c', '.', 'd', '.', '.'));
+  EXPECT_THAT(rows.batch().targets, ElementsAre('.', -100, 'c', '.', -100, '.', -100, -100));
+  EXPECT_THAT(rows.batch().document_starts, ElementsAre(0, 2, 4, 5, 7, 8));
+  EXPECT_EQ(rows.counted(), 4);
+}
+
+TEST(HoldoutTest, TakesTheEnd) {
+  EXPECT_EQ(holdout_start(1000, 0.05), 950);
+  EXPECT_EQ(holdout_start(1000, 0), 1000);
+}
+
+TEST(OrderTest, InOrderWrapsAround) {
+  const Order order = Order::in_order(5);
+  for (int64_t row = 0; row < 20; ++row) EXPECT_EQ(order.window(row), row % 5);
+}
+
+TEST(OrderTest, ShuffledReadsEveryWindowOnceAnEpoch) {
+  for (const int64_t windows : {1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4097}) {
+    const Order order = Order::shuffled(windows, 7);
+    std::vector<int> seen(static_cast<size_t>(windows));
+    for (int64_t row = 0; row < 3 * windows; ++row) {
+      const int64_t window = order.window(row);
+      ASSERT_GE(window, 0);
+      ASSERT_LT(window, windows);
+      ASSERT_EQ(seen[static_cast<size_t>(window)]++, row / windows) << "windows " << windows << " row " << row;
+    }
+  }
+}
+
+TEST(OrderTest, SeedAndEpochChangeTheOrder) {
+  const Order one = Order::shuffled(1000, 1), again = Order::shuffled(1000, 1), two = Order::shuffled(1000, 2);
+  int same_seed = 0, same_epoch = 0, in_place = 0, neighbours = 0;
+  for (int64_t row = 0; row < 1000; ++row) {
+    ASSERT_EQ(one.window(row), again.window(row));
+    same_seed += one.window(row) == two.window(row);
+    same_epoch += one.window(row) == one.window(row + 1000);
+    in_place += one.window(row) == row;
+    neighbours += one.window(row) + 1 == one.window(row + 1);
+  }
+  // Of two random permutations one place agrees on average.
+  EXPECT_LT(same_seed, 10);
+  EXPECT_LT(same_epoch, 10);
+  EXPECT_LT(in_place, 10);
+  EXPECT_LT(neighbours, 10);
+}
+
+}  // namespace
+}  // namespace coda::train
