@@ -1,0 +1,74 @@
+# coda: `make train` trains a small Llama on Shakespeare, `make test` runs the tests; README.md lists the rest. CMake does the
+# building, in build/; this file sees to it that what CMake needs is there.
+
+# What `make train` trains: about 3 million parameters, about two minutes on two cores.
+DATA    ?= data/shakespeare.txt
+STEPS   ?= 400
+BATCH   ?= 8
+SEQ     ?= 256
+LR      ?= 2e-3
+HIDDEN  ?= 256
+LAYERS  ?= 4
+HEADS   ?= 8
+KVHEADS ?= 4
+FFN     ?= 688
+TRAIN_FLAGS ?= --holdout 0.05 --schedule cosine --warmup 20 --min-lr 2e-4
+
+PREFIX ?= /usr/local
+CMAKE_FLAGS ?=
+
+.PHONY: coda train test cuda install agreement sanitize format tidy clean
+
+coda: build/build.ninja
+	@cmake --build build --target coda_cli
+
+build/build.ninja:
+	@scripts/install_packages build
+	@cmake --preset release -D CODA_BUILD_TESTS=OFF $(CMAKE_FLAGS)
+
+train: coda $(DATA)
+	@run=runs/$(basename $(notdir $(DATA))); out=$$run; n=2; \
+	while [ -e "$$out" ]; do out=$$run-$$n; n=$$((n + 1)); done; \
+	build/coda train --data $(DATA) --out "$$out" --steps $(STEPS) --batch $(BATCH) --seq $(SEQ) --lr $(LR) \
+	  --hidden $(HIDDEN) --layers $(LAYERS) --heads $(HEADS) --kv-heads $(KVHEADS) --ffn $(FFN) $(TRAIN_FLAGS)
+
+data/shakespeare.txt:
+	@scripts/fetch_shakespeare $@
+
+test:
+	@grep -qs 'CODA_BUILD_TESTS:BOOL=ON' build/CMakeCache.txt && [ -e build/build.ninja ] || \
+	  { scripts/install_packages build test && cmake --preset release -D CODA_BUILD_TESTS=ON $(CMAKE_FLAGS); }
+	@cmake --build build
+	@ctest --preset release -j 2
+
+sanitize:
+	@[ -e build-sanitize/build.ninja ] || \
+	  { scripts/install_packages build test && cmake --preset sanitize $(CMAKE_FLAGS); }
+	@cmake --build build-sanitize
+	@ctest --preset sanitize -j 2
+
+cuda: build/build.ninja
+	@if ls src/hopper/*.cu >/dev/null 2>&1; then cmake --build build --target coda_cuda; \
+	else echo "coda: there is no GPU half yet: src/hopper holds no .cu file"; fi
+
+install: coda
+	@cmake --install build --prefix $(PREFIX)
+
+# Against Hugging Face's own Llama; 5 GB of PyTorch, so not among the tests.
+agreement: coda .venv-agreement/ready
+	@.venv-agreement/bin/python test/agreement.py
+
+.venv-agreement/ready: scripts/requirements-agreement.txt
+	@scripts/install_packages python
+	@rm -rf .venv-agreement && python3 -m venv .venv-agreement
+	@.venv-agreement/bin/pip --disable-pip-version-check --quiet install --require-hashes -r $<
+	@touch $@
+
+format:
+	@scripts/format
+
+tidy: build/build.ninja
+	@scripts/tidy build
+
+clean:
+	@rm -rf build build-debug build-sanitize
