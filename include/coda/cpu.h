@@ -22,8 +22,10 @@ class Cpu {
   /// ascending order as threads become free. Returns when all are done; the first exception is thrown again here.
   void parallel_for(int64_t count, const std::function<void(int64_t index, int thread)>& body);
 
+  struct Pool;  // the engine's
+  Pool& pool() { return *pool_; }
+
  private:
-  struct Pool;
   std::unique_ptr<Pool> pool_;
 };
 

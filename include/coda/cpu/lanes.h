@@ -1,0 +1,315 @@
+// The values that a program runs on in the CPU engine: a SIMD register of floats, with its integers and masks.
+//
+// Every type carries the instruction set in its name: the same source is compiled once per set, and two copies of one
+// function under one name would let the linker pick the wrong one.
+#pragma once
+#include <cstring>
+#include <xsimd/xsimd.hpp>
+
+#include "coda/isa.h"
+#include "coda/operands.h"
+
+namespace coda {
+
+namespace cpu {
+
+template <class Isa>
+struct Arch;
+template <>
+struct Arch<isa::generic> {
+  using type = xsimd::sse2;
+};
+#if defined(__AVX2__)
+template <>
+struct Arch<isa::avx2> {
+  using type = xsimd::fma3<xsimd::avx2>;
+};
+#endif
+#if defined(__AVX512F__)
+template <>
+struct Arch<isa::avx512> {
+  using type = xsimd::avx512bw;
+};
+#endif
+
+template <class Isa>
+using FloatBatch = xsimd::batch<float, typename Arch<Isa>::type>;
+template <class Isa>
+using IntBatch = xsimd::batch<int32_t, typename Arch<Isa>::type>;
+
+template <class Isa>
+struct Mask {
+  typename FloatBatch<Isa>::batch_bool_type v;
+  friend CODA_FN Mask operator&(Mask a, Mask b) { return {a.v && b.v}; }
+  friend CODA_FN Mask operator|(Mask a, Mask b) { return {a.v || b.v}; }
+  friend CODA_FN Mask operator!(Mask a) { return {!a.v}; }
+};
+
+template <class Isa>
+struct Lanes;
+
+/// Rows, columns, labels, positions.
+template <class Isa>
+struct Ints {
+  using Batch = IntBatch<Isa>;
+  Batch v;
+
+  Ints() = default;
+  CODA_FN Ints(Batch b) : v(b) {}
+  CODA_FN Ints(int32_t i) : v(i) {}
+  template <class U>
+  CODA_FN void operator=(const U&) const {
+    static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
+  }
+  template <class U>
+    requires std::is_convertible_v<U, Ints>
+  CODA_FN Ints& operator=(const U& other) {
+    return *this = Ints(other);
+  }
+  Ints(const Ints&) = default;
+  Ints& operator=(const Ints&) = default;
+
+  friend CODA_FN Ints operator+(Ints a, Ints b) { return a.v + b.v; }
+  friend CODA_FN Ints operator-(Ints a, Ints b) { return a.v - b.v; }
+  friend CODA_FN Mask<Isa> operator==(Ints a, Ints b) { return {xsimd::bool_cast(a.v == b.v)}; }
+  friend CODA_FN Mask<Isa> operator!=(Ints a, Ints b) { return {xsimd::bool_cast(a.v != b.v)}; }
+  friend CODA_FN Mask<Isa> operator<(Ints a, Ints b) { return {xsimd::bool_cast(a.v < b.v)}; }
+  friend CODA_FN Mask<Isa> operator>=(Ints a, Ints b) { return {xsimd::bool_cast(a.v >= b.v)}; }
+};
+
+template <class Isa>
+struct Lanes {
+  using Batch = FloatBatch<Isa>;
+  static constexpr int width = static_cast<int>(Batch::size);
+  Batch v;
+
+  Lanes() = default;
+  CODA_FN Lanes(Batch b) : v(b) {}
+  template <class U>
+    requires std::is_arithmetic_v<U>
+  CODA_FN Lanes(U x) : v(static_cast<float>(x)) {}
+  template <class U>
+  CODA_FN void operator=(const U&) const {
+    static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
+  }
+  template <class U>
+    requires std::is_convertible_v<U, Lanes>
+  CODA_FN Lanes& operator=(const U& other) {
+    return *this = Lanes(other);
+  }
+  Lanes(const Lanes&) = default;
+  Lanes& operator=(const Lanes&) = default;
+
+  friend CODA_FN Lanes operator-(Lanes a) { return -a.v; }
+  friend CODA_FN Lanes operator+(Lanes a, Lanes b) { return a.v + b.v; }
+  friend CODA_FN Lanes operator-(Lanes a, Lanes b) { return a.v - b.v; }
+  friend CODA_FN Lanes operator*(Lanes a, Lanes b) { return a.v * b.v; }
+  friend CODA_FN Lanes operator/(Lanes a, Lanes b) { return a.v / b.v; }
+  friend CODA_FN Mask<Isa> operator<(Lanes a, Lanes b) { return {a.v < b.v}; }
+  friend CODA_FN Mask<Isa> operator>(Lanes a, Lanes b) { return {a.v > b.v}; }
+  friend CODA_FN Mask<Isa> operator<=(Lanes a, Lanes b) { return {a.v <= b.v}; }
+  friend CODA_FN Mask<Isa> operator>=(Lanes a, Lanes b) { return {a.v >= b.v}; }
+
+  friend CODA_FN Lanes exp(Lanes x) { return xsimd::exp(x.v); }
+  friend CODA_FN Lanes log(Lanes x) { return xsimd::log(x.v); }
+  friend CODA_FN Lanes sqrt(Lanes x) { return xsimd::sqrt(x.v); }
+  friend CODA_FN Lanes tanh(Lanes x) { return xsimd::tanh(x.v); }
+  friend CODA_FN Lanes erf(Lanes x) { return xsimd::erf(x.v); }
+  friend CODA_FN Lanes rint(Lanes x) { return xsimd::nearbyint(x.v); }
+  friend CODA_FN Lanes abs(Lanes x) { return xsimd::abs(x.v); }
+  friend CODA_FN Lanes fma(Lanes a, Lanes b, Lanes c) { return xsimd::fma(a.v, b.v, c.v); }
+  friend CODA_FN Lanes min(Lanes a, Lanes b) { return xsimd::min(a.v, b.v); }
+  friend CODA_FN Lanes max(Lanes a, Lanes b) { return xsimd::max(a.v, b.v); }
+  friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) { return xsimd::select(condition.v, a.v, b.v); }
+  friend CODA_FN Pair<Lanes> cos_sin_turns(Lanes turns) {
+    // sin by its odd and cos by its even Taylor-like minimax polynomial on a quarter turn, after the quadrant is taken out.
+    const Batch quadrant = xsimd::nearbyint(turns.v * 4.f);
+    const Batch a = (turns.v - quadrant * 0.25f) * 6.283185307179586f;  // |a| <= pi/4
+    const Batch q = a * a;
+    const Batch s = a + a * q * (-1.6666654611e-1f + q * (8.3321608736e-3f + q * -1.9515295891e-4f));
+    const Batch c =
+        1.f - 0.5f * q + q * q * (4.166664568298827e-2f + q * (-1.388731625493765e-3f + q * 2.443315711809948e-5f));
+    const auto odd = xsimd::abs(quadrant) == Batch(1.f);
+    const auto half = xsimd::abs(quadrant) == Batch(2.f);
+    // quadrant 1: (cos, sin) = (-s, c); -1: (s, -c); ±2: (-c, -s).
+    const Batch sign = xsimd::select(quadrant < Batch(0.f), Batch(-1.f), Batch(1.f));
+    const Batch cosine = xsimd::select(odd, -sign * s, xsimd::select(half, -c, c));
+    const Batch sine = xsimd::select(odd, sign * c, xsimd::select(half, -s, s));
+    return {Lanes(cosine), Lanes(sine)};
+  }
+  friend CODA_FN Lanes round_to_float(Lanes x) { return x; }
+  friend CODA_FN Lanes round_to_bf16(Lanes x) {
+    const IntBatch<Isa> rounded_bits = bf16_bits(x);
+    return xsimd::bitwise_cast<Batch>(rounded_bits & IntBatch<Isa>(static_cast<int32_t>(0xffff0000)));
+  }
+  /// The float whose upper half is x rounded to bf16; the lower half is not cleared.
+  friend CODA_FN IntBatch<Isa> bf16_bits(Lanes x) {
+    using Int = IntBatch<Isa>;
+    const Int u = xsimd::bitwise_cast<Int>(x.v);
+    const Int odd = (u >> 16) & Int(1);
+    const Int nearest = u + Int(0x7fff) + odd;
+    // A NaN keeps its upper bits and becomes quiet: rounding could carry it into infinity.
+    const auto is_nan = xsimd::bool_cast(x.v != x.v);
+    return xsimd::select(is_nan, u | Int(0x00400000), nearest);
+  }
+};
+
+template <class Isa>
+CODA_FN Lanes<Isa> to_real(Ints<Isa> i) {
+  return xsimd::to_float(i.v);
+}
+
+/// 0, 1, 2, …
+template <class Isa>
+CODA_FN Ints<Isa> iota() {
+  alignas(64) static constexpr int32_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return IntBatch<Isa>::load_aligned(count);
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+template <class Isa>
+CODA_FN Lanes<Isa> load(const float* p) {
+  return FloatBatch<Isa>::load_unaligned(p);
+}
+template <class Isa>
+CODA_FN Ints<Isa> load(const int32_t* p) {
+  return IntBatch<Isa>::load_unaligned(p);
+}
+template <class Isa>
+CODA_FN Lanes<Isa> load(const bf16* p) {
+  if constexpr (Lanes<Isa>::width == 4) {
+    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return FloatBatch<Isa>(_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), half)));
+  }
+#if defined(__AVX2__)
+  if constexpr (Lanes<Isa>::width == 8) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return FloatBatch<Isa>(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (Lanes<Isa>::width == 16) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return FloatBatch<Isa>(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
+  }
+#endif
+}
+template <class Isa>
+CODA_FN void store(float* p, Lanes<Isa> x) {
+  x.v.store_unaligned(p);
+}
+template <class Isa>
+CODA_FN void store(bf16* p, Lanes<Isa> x) {
+  const auto bits = bf16_bits(x);
+  if constexpr (Lanes<Isa>::width == 4) {
+    const __m128i high = _mm_srai_epi32(bits, 16);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(high, high));
+  }
+#if defined(__AVX2__)
+  if constexpr (Lanes<Isa>::width == 8) {
+    const __m256i high = _mm256_srai_epi32(bits, 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(high, high), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (Lanes<Isa>::width == 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+  }
+#endif
+}
+
+/// The first n lanes from memory, zero after them.
+template <class Isa, class T>
+CODA_FN auto load_some(const T* p, int n) {
+  alignas(64) T padded[Lanes<Isa>::width] = {};
+  for (int i = 0; i < n; ++i) padded[i] = p[i];
+  return load<Isa>(static_cast<const T*>(padded));
+}
+template <class Isa, class T>
+CODA_FN auto load(const T* p, int n) {
+  return n == Lanes<Isa>::width ? load<Isa>(p) : load_some<Isa>(p, n);
+}
+template <class Isa, class T>
+CODA_FN void store(T* p, Lanes<Isa> x, int n) {
+  if (n == Lanes<Isa>::width) return store<Isa>(p, x);
+  alignas(64) T all[Lanes<Isa>::width];
+  store<Isa>(all, x);
+  for (int i = 0; i < n; ++i) p[i] = all[i];
+}
+
+// Pairs in packed order: pair p of a row has its first value in column 16(p/8) + p%8 and its partner 8 further on.
+CODA_FN constexpr int64_t packed_column(int64_t pair) { return (pair / 8) * 16 + pair % 8; }
+
+/// n pairs from a row that starts at row, first pair a multiple of the width (or of 8).
+template <class Isa, class T>
+CODA_FN Pair<Lanes<Isa>> load_pairs(const T* row, int64_t pair, int n) {
+  constexpr int width = Lanes<Isa>::width;
+  const T* p = row + packed_column(pair);
+  if constexpr (width <= 8) {
+    return {load<Isa>(p, n), load<Isa>(p + 8, n)};
+  } else {
+    // Two blocks of eight pairs.
+    alignas(64) T first[width] = {}, second[width] = {};
+    std::memcpy(first, p, 8 * sizeof(T));
+    std::memcpy(second, p + 8, 8 * sizeof(T));
+    if (n > 8) {
+      std::memcpy(first + 8, p + 16, 8 * sizeof(T));
+      std::memcpy(second + 8, p + 24, 8 * sizeof(T));
+    }
+    return {load<Isa>(static_cast<const T*>(first)), load<Isa>(static_cast<const T*>(second))};
+  }
+}
+template <class Isa, class T>
+CODA_FN void store_pairs(T* row, int64_t pair, Pair<Lanes<Isa>> z, int n) {
+  constexpr int width = Lanes<Isa>::width;
+  T* p = row + packed_column(pair);
+  if constexpr (width <= 8) {
+    store<Isa>(p, z.first, n);
+    store<Isa>(p + 8, z.second, n);
+  } else {
+    alignas(64) T first[width], second[width];
+    store<Isa>(first, z.first);
+    store<Isa>(second, z.second);
+    std::memcpy(p, first, 8 * sizeof(T));
+    std::memcpy(p + 8, second, 8 * sizeof(T));
+    if (n > 8) {
+      std::memcpy(p + 16, first + 8, 8 * sizeof(T));
+      std::memcpy(p + 24, second + 8, 8 * sizeof(T));
+    }
+  }
+}
+
+/// Lanes [0, n) of x, identity in the others.
+template <class Isa>
+CODA_FN Lanes<Isa> keep(Lanes<Isa> x, int n, float identity) {
+  return n == Lanes<Isa>::width ? x : select(iota<Isa>() < Ints<Isa>(n), x, Lanes<Isa>(identity));
+}
+
+/// Sum and maximum over the lanes, in an order that depends on the instruction set only.
+template <class Isa>
+CODA_FN float sum(Lanes<Isa> x) {
+  alignas(64) float lane[Lanes<Isa>::width];
+  store<Isa>(lane, x);
+  for (int stride = Lanes<Isa>::width / 2; stride > 0; stride /= 2)
+    for (int i = 0; i < stride; ++i) lane[i] += lane[i + stride];
+  return lane[0];
+}
+template <class Isa>
+CODA_FN float maximum(Lanes<Isa> x) {
+  alignas(64) float lane[Lanes<Isa>::width];
+  store<Isa>(lane, x);
+  float m = lane[0];
+  for (int i = 1; i < Lanes<Isa>::width; ++i) m = m < lane[i] ? lane[i] : m;
+  return m;
+}
+
+}  // namespace cpu
+
+template <class Isa>
+struct IndexOf<cpu::Lanes<Isa>> {
+  using type = cpu::Ints<Isa>;
+};
+
+}  // namespace coda

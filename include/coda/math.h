@@ -1,0 +1,65 @@
+// The mathematics that a program may use. Each function takes a value of any of the types a program runs on: float and
+// double (here), a SIMD batch (coda/cpu/lanes.h), a dual number (coda/vjp.h).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "coda/pair.h"
+
+namespace coda {
+
+/// The integer that stands beside a value of type T: rows, columns, labels and positions. A batch has its own.
+template <class T>
+struct IndexOf {
+  using type = int32_t;
+};
+template <>
+struct IndexOf<double> {
+  using type = int64_t;
+};
+template <class T>
+using Index = typename IndexOf<T>::type;
+
+template <class T>
+concept Scalar_ = std::is_same_v<T, float> || std::is_same_v<T, double>;
+
+// clang-format off
+template <Scalar_ T> CODA_FN T exp(T x) { return std::exp(x); }
+template <Scalar_ T> CODA_FN T log(T x) { return std::log(x); }
+template <Scalar_ T> CODA_FN T sqrt(T x) { return std::sqrt(x); }
+template <Scalar_ T> CODA_FN T tanh(T x) { return std::tanh(x); }
+template <Scalar_ T> CODA_FN T erf(T x) { return std::erf(x); }
+template <Scalar_ T> CODA_FN T rint(T x) { return std::rint(x); }
+template <Scalar_ T> CODA_FN T abs(T x) { return std::fabs(x); }
+template <Scalar_ T> CODA_FN T fma(T a, T b, std::type_identity_t<T> c) { return std::fma(a, b, c); }
+template <Scalar_ T> CODA_FN T min(T a, std::type_identity_t<T> b) { return b < a ? b : a; }
+template <Scalar_ T> CODA_FN T max(T a, std::type_identity_t<T> b) { return a < b ? b : a; }
+/// condition ? a : b, lane by lane. Programs are branch-free.
+template <class T> requires std::is_arithmetic_v<T>
+CODA_FN T select(bool condition, T a, std::type_identity_t<T> b) { return condition ? a : b; }
+/// An index as a value of type T; exact below 2^24.
+template <Scalar_ T> CODA_FN T to_real(int32_t i) { return static_cast<T>(i); }
+template <Scalar_ T> CODA_FN T to_real(int64_t i) { return static_cast<T>(i); }
+// clang-format on
+
+/// (cos, sin) of 2π·turns, |turns| <= 1/2.
+template <Scalar_ T>
+CODA_FN Pair<T> cos_sin_turns(T turns) {
+  const T angle = T(6.283185307179586476925) * turns;
+  return {std::cos(angle), std::sin(angle)};
+}
+
+/// 1 / (1 + e^-x).
+template <class T>
+CODA_FN T sigmoid(T x) {
+  return 1.f / (1.f + exp(-x));
+}
+
+/// x · sigmoid(x).
+template <class T>
+CODA_FN T silu(T x) {
+  return x * sigmoid(x);
+}
+
+}  // namespace coda

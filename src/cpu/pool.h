@@ -1,0 +1,67 @@
+// The inside of a Cpu: its threads and the memory that its calls reuse.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "coda/cpu.h"
+
+namespace coda {
+
+namespace cpu {
+
+/// Memory that grows and is reused; 64-byte aligned; not cleared.
+class Scratch {
+ public:
+  float* floats(int64_t count) {
+    if (count > capacity_) {
+      memory_.reset();
+      capacity_ = 0;
+      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+      memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      if (!memory_) throw std::bad_alloc();
+      capacity_ = count;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> memory_;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace cpu
+
+struct Cpu::Pool {
+  explicit Pool(int threads);
+  ~Pool();
+
+  void run(int64_t count, const std::function<void(int64_t, int)>& body);
+
+  std::vector<cpu::Scratch> thread_scratch;  // one for each thread
+  cpu::Scratch shared_scratch;
+
+ private:
+  void work(int thread);
+  void take_indices(int thread);
+
+  std::vector<std::thread> workers_;
+  std::atomic<uint64_t> round_{0};  // counts calls of run; workers wait for it to change
+  std::atomic<int> busy_{0};
+  std::atomic<bool> stop_{false};
+  const std::function<void(int64_t, int)>* body_ = nullptr;
+  int64_t count_ = 0;
+  std::atomic<int64_t> next_{0};
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace coda
