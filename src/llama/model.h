@@ -80,9 +80,10 @@ class Model {
   /// Masters and moments, in a fixed order, to be saved and to be read back in place (then weights_changed()).
   std::vector<StateTensor> optimizer_state();
 
+  struct Impl;
+
  private:
   friend class Decoder;
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -95,8 +96,9 @@ class Decoder {
   /// UsageError past max_positions.
   std::span<const float> feed(std::span<const int32_t> tokens);
 
- private:
   struct Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,20 @@
+// The second stage of partial reductions: slots combined in ascending order, in double, one rounding per result.
+#pragma once
+#include "coda/cpu.h"
+#include "coda/operands.h"
+
+namespace coda {
+
+/// out[i] = 1 / sqrt(Σ_slots sum_sq[slot, i] / width + eps). sum_sq [slots, M], out [M].
+void inv_rms(Cpu& cpu, Matrix<const float> sum_sq, int64_t width, double eps, Vector<float> out);
+
+/// out[i] = Σ_slots dot[slot, i] / width: s of the RMSNorm backward. dot [slots, M], out [M].
+void mean_dot(Cpu& cpu, Matrix<const float> dot, int64_t width, Vector<float> out);
+
+/// out[i] = Σ_slots partial[slot, i]. For a ColSum, partial [slots, N], out [N].
+void total(Cpu& cpu, Matrix<const float> partial, Vector<float> out);
+
+/// out[i] = log Σ exp over everything that the slots of row i have seen; -inf without any. partial [slots, M], out [M].
+void log_sum_exp(Cpu& cpu, Matrix<const MaxSum> partial, Vector<float> out);
+
+}  // namespace coda

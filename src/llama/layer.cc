@@ -1,0 +1,172 @@
+#include "layer.h"
+
+#include <algorithm>
+
+#include "attention.h"
+#include "coda/finish.h"
+#include "coda/gemm.h"
+#include "coda/programs/norm.h"
+#include "coda/programs/rope.h"
+#include "coda/programs/store.h"
+#include "coda/programs/swiglu.h"
+
+namespace coda::llama {
+
+namespace {
+
+constexpr int64_t kSlot = 128;  // columns of a partial row reduction in the programs used here
+
+int64_t slots(int64_t cols) { return (cols + kSlot - 1) / kSlot; }
+
+AttentionShape attention_shape(const Config& config) {
+  return {.heads = config.heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
+}
+
+}  // namespace
+
+template <class E>
+LayerTape<E>::LayerTape(const Config& config, int64_t tokens, bool keep)
+    : qkv(tokens, config.qkv_width()),
+      attention(tokens, config.query_width()),
+      log_sum_exp(keep ? config.heads : 0, tokens),
+      h_mid(tokens, config.hidden),
+      inv_rms_mid(1, tokens),
+      gate_up(keep ? tokens : 0, 2 * config.ffn) {}
+
+template <class E>
+LayerWorkspace<E>::LayerWorkspace(const Config& config, int64_t tokens, bool backward)
+    : partial(slots(std::max({config.hidden, config.ffn, config.qkv_width()})), tokens),
+      mean_dot(1, tokens),
+      y(tokens, config.ffn) {
+  if (!backward) return;
+  d_gate_up = Buffer<E>(tokens, 2 * config.ffn);
+  d_h_mid = Buffer<E>(tokens, config.hidden);
+  d_attention = Buffer<E>(tokens, config.query_width());
+  d_qkv = Buffer<E>(tokens, config.qkv_width());
+}
+
+Matrix<float> row_slots(Buffer<float>& partial, int64_t rows, int64_t cols) {
+  return {partial.matrix().data, slots(cols), rows};
+}
+
+template <class E>
+void qkv_forward(Cpu& cpu, const Places& places, const LayerWeights<E>& weights, Stream<const E> in, Matrix<E> qkv) {
+  gemm(cpu, in.h, weights.qkv,
+       RmsNormRope<Tensors<E>>{.inv_rms = in.inv_rms,
+                               .position = places.positions,
+                               .turns_high = places.turns_high,
+                               .turns_low = places.turns_low,
+                               .qkv = qkv});
+}
+
+template <class E>
+void mlp_forward(Cpu& cpu, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out) {
+  const int64_t m = h_in.rows, d = config.hidden;
+  const Matrix<float> sum_sq = row_slots(workspace.partial, m, d);
+  const Matrix<E> h_mid = tape.h_mid.top(m);
+  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m);
+  const Matrix<E> y = workspace.y.top(m);
+
+  gemm(cpu, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = h_mid, .sum_sq = sum_sq});
+  inv_rms(cpu, sum_sq, d, config.rms_eps, inv_rms_mid);
+  if (keep)
+    gemm(cpu, h_mid, weights.gate_up,
+         RmsNormSwiGlu<Tensors<E>>{.inv_rms = inv_rms_mid, .gate_up = tape.gate_up.top(m), .y = y});
+  else
+    gemm(cpu, h_mid, weights.gate_up,
+         RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = inv_rms_mid, .y = y});
+  gemm(cpu, y, weights.down, Residual<Tensors<E>>{.residual = h_mid, .h = out.h, .sum_sq = sum_sq});
+  inv_rms(cpu, sum_sq, d, config.rms_eps, out.inv_rms);
+}
+
+template <class E>
+void layer_forward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
+                   Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out) {
+  const int64_t m = in.h.rows;
+  const Matrix<E> qkv = tape.qkv.top(m), attention = tape.attention.top(m);
+  const Matrix<float> log_sum_exp = keep ? Matrix<float>{tape.log_sum_exp.matrix().data, config.heads, m} : Matrix<float>{};
+  qkv_forward(cpu, places, weights, in, qkv);
+  attention_forward<E>(cpu, attention_shape(config), places.document_starts, qkv, attention, log_sum_exp);
+  mlp_forward<E>(cpu, config, weights, in.h, attention, tape, workspace, keep, out);
+}
+
+template <class E>
+void weight_gradient(Cpu& cpu, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add) {
+  if (add)
+    gemm(cpu, transpose(a), transpose(b), AccumulateInto<Tensors<float>>{.out = out});
+  else
+    gemm(cpu, transpose(a), transpose(b), Store<Tensors<float>>{.out = out});
+}
+
+template <class E>
+void layer_backward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
+                    Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, Matrix<E> d_h,
+                    const LayerGradients& gradients, bool add) {
+  const int64_t m = d_h.rows, d = config.hidden;
+  const Matrix<const E> d_h_next = d_h;
+  const Matrix<E> h_mid = tape.h_mid.top(m), gate_up = tape.gate_up.top(m), qkv = tape.qkv.top(m),
+                  attention = tape.attention.top(m);
+  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m), s = workspace.mean_dot.vector(m);
+  const Matrix<E> y = workspace.y.top(m), d_gate_up = workspace.d_gate_up.top(m), d_h_mid = workspace.d_h_mid.top(m),
+                  d_attention = workspace.d_attention.top(m), d_qkv = workspace.d_qkv.top(m);
+
+  // B3
+  const Matrix<float> dot_z = row_slots(workspace.partial, m, config.ffn);
+  gemm(cpu, d_h_next, transpose(weights.down),
+       SwiGluBackward<Tensors<E>>{
+           .inv_rms = inv_rms_mid, .gate_up = gate_up, .d_gate_up = d_gate_up, .y = y, .dot_z = dot_z});
+  mean_dot(cpu, dot_z, d, s);
+  weight_gradient<E>(cpu, d_h_next, y, gradients.down, add);
+
+  // B2
+  gemm(cpu, d_gate_up, transpose(weights.gate_up),
+       RmsNormBackward<Tensors<E>>{.inv_rms = inv_rms_mid,
+                                   .mean_dot = s,
+                                   .h = h_mid,
+                                   .d_residual = d_h_next,
+                                   .d_h = d_h_mid});
+  weight_gradient<E>(cpu, d_gate_up, h_mid, gradients.gate_up, add);
+
+  // B1
+  gemm(cpu, d_h_mid, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
+  weight_gradient<E>(cpu, d_h_mid, attention, gradients.o, add);
+  attention_backward<E>(cpu, attention_shape(config), places.document_starts, qkv, attention, d_attention,
+                        Matrix<const float>{tape.log_sum_exp.matrix().data, config.heads, m}, d_qkv);
+
+  // B4
+  const Matrix<float> dot_qkv = row_slots(workspace.partial, m, config.qkv_width());
+  map(cpu, d_qkv,
+      RopeBackward<Tensors<E>>{.inv_rms = in.inv_rms,
+                               .position = places.positions,
+                               .turns_high = places.turns_high,
+                               .turns_low = places.turns_low,
+                               .qkv = qkv,
+                               .d_qkv = d_qkv,
+                               .dot = dot_qkv});
+  mean_dot(cpu, dot_qkv, d, s);
+  gemm(cpu, d_qkv, transpose(weights.qkv),
+       RmsNormBackward<Tensors<E>>{.inv_rms = in.inv_rms,
+                                   .mean_dot = s,
+                                   .h = in.h,
+                                   .d_residual = d_h_mid,
+                                   .d_h = d_h});
+  weight_gradient<E>(cpu, d_qkv, in.h, gradients.qkv, add);
+}
+
+#define CODA_LAYER(E)                                                                                              \
+  template struct LayerTape<E>;                                                                                    \
+  template struct LayerWorkspace<E>;                                                                               \
+  template void qkv_forward(Cpu&, const Places&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);              \
+  template void mlp_forward(Cpu&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,         \
+                            LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                                   \
+  template void layer_forward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>,         \
+                              LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                                 \
+  template void layer_backward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>,        \
+                               LayerTape<E>&, LayerWorkspace<E>&, Matrix<E>, const LayerGradients&, bool);         \
+  template void weight_gradient(Cpu&, Matrix<const E>, Matrix<const E>, Matrix<float>, bool);
+CODA_LAYER(float)
+CODA_LAYER(bf16)
+#undef CODA_LAYER
+
+}  // namespace coda::llama

@@ -1,0 +1,117 @@
+// One Llama layer, forward and backward: the tables of DESIGN section 5, row by row. Every row is one product with a program
+// in its epilogue; only attention and B4 are kernels of their own.
+//
+//      product      program                                           stores
+//  F4  h W̃qkvᵀ      q, k: rotate(r⊙acc, position); v: r⊙acc            qkv
+//      attention                                                      attention, log_sum_exp
+//  F1  a Woᵀ        h_mid = acc + h; RowSum h_mid²                     h_mid, r_mid
+//  F2  h_mid W̃guᵀ   z = r_mid⊙acc; y = silu(z.gate)·z.up               gate_up, y
+//  F3  y Wdᵀ        h_next = acc + h_mid; RowSum h_next²               h_next, its r
+//
+//  B3  d_h_next Wd  dz = vjp(swiglu, z, acc); RowSum dz·z; y again     r_mid·dz, y
+//  B2  dz' W̃gu      d_h_mid = acc − r_mid²·s·h_mid + d_h_next          d_h_mid
+//  B1  d_h_mid Wo   da = acc                                           d_attention
+//      attention's backward                                           d_qkv
+//  B4  elementwise  rotate⁻¹ on dq, dk, times r; RowSum dy·y            d_qkv', in place
+//      d_qkv' W̃qkv  d_h = acc − r²·s·h + d_h_mid                       d_h
+//  W   d_h_nextᵀ y, dz'ᵀ h_mid, d_h_midᵀ a, d_qkv'ᵀ h                   gradients of the folded weights
+//
+// W̃ is a weight with the gamma of the norm in front of it folded into its columns; rows of gate-up, q and k are in packed
+// order (coda/interleave.h). E is float or bf16.
+#pragma once
+#include <span>
+
+#include "buffer.h"
+#include "coda/cpu.h"
+#include "config.h"
+
+namespace coda::llama {
+
+/// Where the tokens of a pass stand.
+struct Places {
+  std::span<const int64_t> document_starts;  // [documents + 1]
+  Vector<const int32_t> positions;           // [M]
+  Vector<const float> turns_high;            // [qkv_width/2]  rotary frequencies in turns per position, two floats;
+  Vector<const float> turns_low;             //                0 for the pairs of v
+};
+
+template <class E>
+struct LayerWeights {
+  Matrix<const E> qkv;      // [qkv_width, d]  gamma folded, q and k packed
+  Matrix<const E> o;        // [d, query_width]
+  Matrix<const E> gate_up;  // [2F, d]  gamma folded, packed
+  Matrix<const E> down;     // [d, F]
+};
+
+/// Gradients of the same, of the folded weights where they are folded.
+struct LayerGradients {
+  Matrix<float> qkv, o, gate_up, down;
+};
+
+/// A residual stream where a norm reads it.
+template <class E>
+struct Stream {
+  Matrix<E> h;            // [M, d]
+  Vector<float> inv_rms;  // [M]
+  operator Stream<const E>() const { return {h, inv_rms}; }
+};
+template <class E>
+struct Stream<const E> {
+  Matrix<const E> h;
+  Vector<const float> inv_rms;
+};
+
+/// What the forward pass leaves for the backward pass, besides the stream at the layer's input. Kept: z and the stream in
+/// the middle; y is made again.
+template <class E>
+struct LayerTape {
+  LayerTape(const Config& config, int64_t tokens, bool keep);
+  Buffer<E> qkv;              // [M, qkv_width]
+  Buffer<E> attention;        // [M, query_width]
+  Buffer<float> log_sum_exp;  // [heads, M]  if kept
+  Buffer<E> h_mid;            // [M, d]
+  Buffer<float> inv_rms_mid;  // [M]
+  Buffer<E> gate_up;          // [M, 2F]  if kept
+};
+
+/// Memory that layers use one after the other.
+template <class E>
+struct LayerWorkspace {
+  LayerWorkspace(const Config& config, int64_t tokens, bool backward);
+  Buffer<float> partial;   // [slots, M]  of a row reduction
+  Buffer<float> mean_dot;  // [M]
+  Buffer<E> y;             // [M, F]
+  Buffer<E> d_gate_up;     // [M, 2F]
+  Buffer<E> d_h_mid;       // [M, d]
+  Buffer<E> d_attention;   // [M, query_width]
+  Buffer<E> d_qkv;         // [M, qkv_width]
+};
+
+/// [⌈cols/128⌉, rows] of workspace for a program's row reduction over tiles [rows, cols].
+Matrix<float> row_slots(Buffer<float>& partial, int64_t rows, int64_t cols);
+
+/// From the stream in front of the layer to the stream behind it. keep: fill the tape for a backward pass; otherwise
+/// gate_up and log_sum_exp are not written.
+template <class E>
+void layer_forward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
+                   Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out);
+
+/// The parts of a forward pass on either side of attention, for callers with an attention of their own.
+template <class E>
+void qkv_forward(Cpu& cpu, const Places& places, const LayerWeights<E>& weights, Stream<const E> in, Matrix<E> qkv);
+template <class E>
+void mlp_forward(Cpu& cpu, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out);
+
+/// d_h holds dL/d(stream behind the layer) and receives dL/d(stream in front of it). Weight gradients are stored, or added to
+/// what is there.
+template <class E>
+void layer_backward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
+                    Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, Matrix<E> d_h,
+                    const LayerGradients& gradients, bool add);
+
+/// out (+)= aᵀ b over tokens: a weight gradient in float.
+template <class E>
+void weight_gradient(Cpu& cpu, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add);
+
+}  // namespace coda::llama
