@@ -32,6 +32,7 @@ class Safetensors : public testing::Test {
 
   fs::path write_bytes(const std::string& bytes) const {
     const fs::path path = dir_ / "x.safetensors";
+    fs::remove(path);  // some file systems write an emptied and rewritten file to the disk at once, a fresh one later
     std::ofstream(path, std::ios::binary) << bytes;
     return path;
   }

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -332,9 +331,20 @@ std::string listed(const std::vector<std::string>& names) {
 }
 
 /// model-<step>[.<attempt>]-<i>-of-<n>.safetensors; transformers' own shards have no step and do not match.
-bool is_coda_shard(const std::string& name) {
-  static const std::regex pattern(R"(model-[0-9]+(\.[0-9]+)?-[0-9]{5,}-of-[0-9]{5,}\.safetensors)");
-  return name.size() < 100 && std::regex_match(name, pattern);
+bool is_coda_shard(std::string_view name) {
+  const auto take_text = [&](std::string_view text) {
+    const bool is_next = name.starts_with(text);
+    if (is_next) name.remove_prefix(text.size());
+    return is_next;
+  };
+  const auto take_digits = [&](size_t at_least) {
+    const size_t count = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(count);
+    return count >= at_least;
+  };
+  if (!take_text("model-") || !take_digits(1)) return false;
+  if (take_text(".") && !take_digits(1)) return false;
+  return take_text("-") && take_digits(5) && take_text("-of-") && take_digits(5) && name == ".safetensors";
 }
 
 std::vector<std::string> names_in(const fs::path& dir) {
