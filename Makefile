@@ -68,7 +68,7 @@ format:
 	@scripts/format
 
 tidy: build/build.ninja
-	@scripts/tidy build
+	@scripts/tidy
 
 clean:
-	@rm -rf build build-debug build-sanitize
+	@rm -rf build build-debug build-sanitize build-tidy
