@@ -1,0 +1,17 @@
+// The commands of `coda`: each adds itself to the command line and says what to do when it is asked for.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace coda::cli {
+
+struct Command {
+  CLI::App* app;
+  std::function<int()> run;  // the exit code; throws coda::UsageError for misuse, anything else for failure
+};
+
+Command train_command(CLI::App& coda);
+Command eval_command(CLI::App& coda);
+Command sample_command(CLI::App& coda);
+
+}  // namespace coda::cli

@@ -1,0 +1,63 @@
+// coda: the command line. An error is one line on stderr; the exit code is 2 for misuse, 1 for failure.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "coda/error.h"
+#include "commands.h"
+#include "train/version.h"
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kMisuse = 2;
+
+int refuse(std::string message, int code) {
+  std::ranges::replace(message, '\n', ' ');
+  fmt::print(stderr, "coda: {}\n", message);
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Llama models on this machine: train one on a text, measure it, let it write.\n\n"
+      "  coda train --data FILE                 train a small Llama on a text file\n"
+      "  coda eval --model DIR --data FILE      its loss on a text, as JSON\n"
+      "  coda sample --model DIR --prompt TEXT  how it goes on from a text\n\n"
+      "`coda COMMAND --help` explains each. Models are folders in Hugging Face's layout, both ways.\n",
+      "coda");
+  app.set_version_flag("--version", fmt::format("coda {}", coda::train::kVersion));
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(28);
+  // The program's name as it was called: what the commands tell the user to type has to work.
+  if (argc > 0) app.name(argv[0]);
+
+  const std::vector<coda::cli::Command> commands = {coda::cli::train_command(app), coda::cli::eval_command(app),
+                                                    coda::cli::sample_command(app)};
+  // The description above lists them, a line each; their own are pages.
+  for (const coda::cli::Command& command : commands) command.app->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return refuse(fmt::format("{} (see {} --help)", error.what(), argc > 0 ? argv[0] : "coda"), kMisuse);
+  }
+  try {
+    for (const coda::cli::Command& command : commands) {
+      if (command.app->parsed()) return command.run();
+    }
+  } catch (const coda::UsageError& error) {
+    return refuse(error.what(), kMisuse);
+  } catch (const std::bad_alloc&) {
+    return refuse("out of memory", kFailure);
+  } catch (const std::exception& error) {
+    return refuse(error.what(), kFailure);
+  }
+  return refuse("no command", kMisuse);
+}
