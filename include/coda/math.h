@@ -38,9 +38,9 @@ template <Scalar_ T> CODA_FN T max(T a, std::type_identity_t<T> b) { return a < 
 /// condition ? a : b, lane by lane. Programs are branch-free.
 template <class T> requires std::is_arithmetic_v<T>
 CODA_FN T select(bool condition, T a, std::type_identity_t<T> b) { return condition ? a : b; }
-/// An index as a value of type T; exact below 2^24.
-template <Scalar_ T> CODA_FN T to_real(int32_t i) { return static_cast<T>(i); }
-template <Scalar_ T> CODA_FN T to_real(int64_t i) { return static_cast<T>(i); }
+/// An Index<T> as a T; exact below 2^24.
+CODA_FN float to_real(int32_t i) { return static_cast<float>(i); }
+CODA_FN double to_real(int64_t i) { return static_cast<double>(i); }
 // clang-format on
 
 /// (cos, sin) of 2π·turns, |turns| <= 1/2.

@@ -45,6 +45,12 @@ struct Dual {
     return y;
   }
 
+  CODA_FN Dual with_value(T v) const {
+    Dual y = *this;
+    y.value = v;
+    return y;
+  }
+
   friend CODA_FN Dual operator-(Dual a) { return a.chain(-a.value, T(-1.f)); }
   friend CODA_FN Dual operator+(Dual a, Dual b) {
     a.value = a.value + b.value;
@@ -91,6 +97,9 @@ struct Dual {
     return x.chain(erf(x.value), T(1.1283791670955126) * exp(-(x.value * x.value)));  // 2/sqrt(pi)
   }
   friend CODA_FN Dual rint(Dual x) { return Dual(rint(x.value)); }
+  // Rounding to storage is no step of the mathematics: its slope is that of the identity.
+  friend CODA_FN Dual round_to_float(Dual x) { return x.with_value(round_to_float(x.value)); }
+  friend CODA_FN Dual round_to_bf16(Dual x) { return x.with_value(round_to_bf16(x.value)); }
   friend CODA_FN Dual abs(Dual x) { return select(x.value < T(0.f), -x, x); }
   friend CODA_FN Dual fma(Dual a, Dual b, Dual c) {
     Dual y = a * b + c;

@@ -395,7 +395,7 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   }
   CODA_FN V accumulator(const Step& at, int64_t c) const {
     if constexpr (kPairs)
-      return load_pairs<Isa>(static_cast<const float*>(acc_ + c), 0, at.valid);
+      return load_pairs<Isa>(static_cast<const float*>(acc_), c / 2, at.valid);
     else
       return load<Isa>(static_cast<const float*>(acc_ + c), at.valid);
   }
@@ -431,7 +431,7 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
       else
         program.measure(Pass<kPass>{}, acc);
       if constexpr (kPairs)
-        store_pairs<Isa>(acc_ + c, 0, acc, at.valid);
+        store_pairs<Isa>(acc_, c / 2, acc, at.valid);
       else
         store<Isa>(acc_ + c, acc, at.valid);
       (gather<I, kPass>(at, detail::field<kFields, I>(program)), ...);

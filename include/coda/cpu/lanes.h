@@ -117,7 +117,17 @@ struct Lanes {
   friend CODA_FN Lanes erf(Lanes x) { return xsimd::erf(x.v); }
   friend CODA_FN Lanes rint(Lanes x) { return xsimd::nearbyint(x.v); }
   friend CODA_FN Lanes abs(Lanes x) { return xsimd::abs(x.v); }
-  friend CODA_FN Lanes fma(Lanes a, Lanes b, Lanes c) { return xsimd::fma(a.v, b.v, c.v); }
+  friend CODA_FN Lanes fma(Lanes a, Lanes b, Lanes c) {
+    if constexpr (width > 4) {
+      return xsimd::fma(a.v, b.v, c.v);
+    } else {
+      // Without the instruction: the product is exact in double. Angles at large positions depend on it.
+      const __m128d low = _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a.v), _mm_cvtps_pd(b.v)), _mm_cvtps_pd(c.v));
+      const __m128d high = _mm_add_pd(_mm_mul_pd(upper(a.v), upper(b.v)), upper(c.v));
+      return Batch(_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high)));
+    }
+  }
+  static CODA_FN __m128d upper(__m128 x) { return _mm_cvtps_pd(_mm_movehl_ps(x, x)); }
   friend CODA_FN Lanes min(Lanes a, Lanes b) { return xsimd::min(a.v, b.v); }
   friend CODA_FN Lanes max(Lanes a, Lanes b) { return xsimd::max(a.v, b.v); }
   friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) { return xsimd::select(condition.v, a.v, b.v); }
