@@ -1,0 +1,22 @@
+// The plain product and the product that adds, on the CPU engine against the oracle.
+#include "coda/programs/store.h"
+#include "program_cases.h"
+
+namespace coda::test {
+namespace {
+
+template <class P>
+class Store_ : public testing::Test {};
+using Programs = testing::Types<Store<Tensors<float>>, Store<Tensors<bf16>>, Store<Tensors<bf16>, float>,
+                                AccumulateInto<Tensors<float>>, AccumulateInto<Tensors<bf16>>>;
+TYPED_TEST_SUITE(Store_, Programs);
+
+TYPED_TEST(Store_, Products) {
+  check_products<TypeParam>(1);
+}
+TYPED_TEST(Store_, Maps) {
+  check_maps<TypeParam>(2);
+}
+
+}  // namespace
+}  // namespace coda::test
