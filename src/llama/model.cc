@@ -324,7 +324,12 @@ std::vector<TensorInfo> Model::tensors() const {
   return infos;
 }
 void Model::set_tensor(const std::string& name, std::span<const float> value) { impl_->parameters.set(name, value); }
-void Model::get_tensor(const std::string& name, std::span<float> value) const { impl_->parameters.get(name, value); }
+void Model::get_tensor(const std::string& name, std::span<float> value) const {
+  impl_->parameters.get(name, &Parameter::master, value);
+}
+void Model::get_gradient(const std::string& name, std::span<float> value) const {
+  impl_->parameters.get(name, &Parameter::gradient, value);
+}
 void Model::weights_changed() { impl_->weights_changed(); }
 
 std::vector<StateTensor> Model::optimizer_state() {

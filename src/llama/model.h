@@ -74,6 +74,8 @@ class Model {
   /// value in Hugging Face's layout. After the last one, call weights_changed().
   void set_tensor(const std::string& name, std::span<const float> value);
   void get_tensor(const std::string& name, std::span<float> value) const;
+  /// The gradient of the last update(), before clipping, in the same layout.
+  void get_gradient(const std::string& name, std::span<float> value) const;
   /// Makes the weights that the products read (folded, packed, rounded) from the masters. update() does it by itself.
   void weights_changed();
 

@@ -149,11 +149,11 @@ void Parameters::set(const std::string& name, std::span<const float> value) {
     std::copy_n(value.data() + i * p.cols, p.cols, p.master.matrix().row(stored_row(tensor, i)));
 }
 
-void Parameters::get(const std::string& name, std::span<float> value) const {
+void Parameters::get(const std::string& name, Buffer<float> Parameter::*buffer, std::span<float> value) const {
   const TensorRows& tensor = find(name, value.size());
   const Parameter& p = all_[static_cast<size_t>(tensor.parameter)];
   for (int64_t i = 0; i < tensor.rows; ++i)
-    std::copy_n(p.master.matrix().row(stored_row(tensor, i)), p.cols, value.data() + i * p.cols);
+    std::copy_n((p.*buffer).matrix().row(stored_row(tensor, i)), p.cols, value.data() + i * p.cols);
 }
 
 void Parameters::initialize(uint64_t seed) {

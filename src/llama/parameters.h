@@ -59,7 +59,7 @@ class Parameters {
   const std::vector<TensorRows>& tensors() const { return tensors_; }
   /// Throws UsageError for a name that is not there, OperandError for a wrong size.
   void set(const std::string& name, std::span<const float> value);
-  void get(const std::string& name, std::span<float> value) const;
+  void get(const std::string& name, Buffer<float> Parameter::*buffer, std::span<float> value) const;
 
   void initialize(uint64_t seed);
 
