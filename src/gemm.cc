@@ -15,7 +15,9 @@ namespace {
 
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();  // rows and columns are 32-bit inside a program
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 int64_t bytes_of(ElementType element) {
   switch (element) {
@@ -30,7 +32,9 @@ int64_t bytes_of(ElementType element) {
   return 4;
 }
 
-std::string shape(int64_t rows, int64_t cols) { return fmt::format("{}x{}", rows, cols); }
+std::string shape(int64_t rows, int64_t cols) {
+  return fmt::format("{}x{}", rows, cols);
+}
 
 /// Memory of one operand or factor.
 struct Extent {
@@ -60,7 +64,11 @@ void check_matrix(const std::string& name, const void* data, ElementType element
                        fmt::format("an address that is a multiple of {}", alignment));
 }
 
-bool is_plain_value(Kind kind) { return kind == Kind::scalar || kind == Kind::number || kind == Kind::off; }
+/// Whether the caller gives no memory for it.
+bool has_no_memory(const Field& field) {
+  return field.kind == Kind::scalar || field.kind == Kind::number || field.kind == Kind::off ||
+         field.direction == Direction::local;
+}
 
 /// The shape that an operand must have beside m × n accumulators.
 struct Shape {
@@ -93,7 +101,7 @@ Shape needed_shape(const Field& field, int64_t m, int64_t n) {
 void check_operand(const Operand& operand, int64_t m, int64_t n) {
   const std::string name(operand.field.name);
   const Kind kind = operand.field.kind;
-  if (is_plain_value(kind)) return;
+  if (has_no_memory(operand.field)) return;
   check_matrix(name, operand.data, operand.field.element, operand.rows, operand.cols, operand.stride);
   if (kind == Kind::per_pair) {
     const int64_t period = operand.cols;
@@ -117,9 +125,9 @@ void check_pairs(const ProgramInfo& program, const std::string& factor, int64_t 
                        "a multiple of 16, since the program takes pairs in blocks of 8 and 8 columns");
   for (const Operand& operand : program.operands)
     if (operand.field.kind == Kind::double_tile && n % 8 != 0)
-      throw OperandError(factor, fmt::format("{} wide", n),
-                         fmt::format("a multiple of 8, since {} holds pairs in blocks of 8 and 8 columns",
-                                     operand.field.name));
+      throw OperandError(
+          factor, fmt::format("{} wide", n),
+          fmt::format("a multiple of 8, since {} holds pairs in blocks of 8 and 8 columns", operand.field.name));
 }
 
 /// Whether two extents share a byte. Views of disjoint columns of one matrix do not.
@@ -147,7 +155,7 @@ Extent extent_of(const std::string& name, const void* data, ElementType element,
 
 void check_overlap(std::vector<Extent> extents, const ProgramInfo& program) {
   for (const Operand& operand : program.operands) {
-    if (is_plain_value(operand.field.kind) || operand.rows == 0 || operand.cols == 0) continue;
+    if (has_no_memory(operand.field) || operand.rows == 0 || operand.cols == 0) continue;
     extents.push_back(extent_of(std::string(operand.field.name), operand.data, operand.field.element, operand.rows,
                                 operand.cols, operand.stride, operand.field.direction == Direction::out,
                                 operand.field.kind));
