@@ -55,8 +55,8 @@ install: coda
 	@cmake --install build --prefix $(PREFIX)
 
 # Against Hugging Face's own Llama; 5 GB of PyTorch, so not among the tests.
-agreement: coda .venv-agreement/ready
-	@.venv-agreement/bin/python test/agreement.py
+agreement: coda data/shakespeare.txt .venv-agreement/ready
+	@.venv-agreement/bin/python test/agreement.py --coda build/coda --text data/shakespeare.txt
 
 .venv-agreement/ready: scripts/requirements-agreement.txt
 	@scripts/install_packages python

@@ -2,15 +2,11 @@
 # is remembered; coda_stop_if_missing() then says all of it, one line each, and what to install.
 set(coda_missing "")
 
-macro(coda_missing_package what debian)
-  message(NOTICE "coda needs ${what}: apt-get install ${debian}")
-  list(APPEND coda_missing ${debian})
-endmacro()
-
 macro(coda_require package version debian)
   find_package(${package} ${version} QUIET)
   if(NOT ${package}_FOUND)
-    coda_missing_package("${package} ${version} or newer" ${debian})
+    message(NOTICE "coda needs ${package} ${version} or newer: apt-get install ${debian}")
+    list(APPEND coda_missing ${debian})
   endif()
 endmacro()
 
