@@ -1,5 +1,6 @@
 // Looking at a program: its fields, the accumulator it takes, and whether it is one.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <tuple>
@@ -94,7 +95,8 @@ struct PickField {
 /// The I-th of N fields of a.
 template <int N, int I, class A>
 CODA_FN constexpr auto& field(A& a) {
-  return with_fields<N>(a, [](auto&... fields) -> auto& { return PickField::at<I>(fields...); });
+  return with_fields<N>(
+      a, [](auto&... fields) -> auto& { return PickField::at<I>(fields...); });
 }
 
 /// P<Tensors<E>, Options…> taken apart, and the same program on another side.
@@ -161,8 +163,7 @@ struct KindOf<Fields::Field<D, K, P>> : KindInfo<K> {
 
 /// Compile-time facts of the I-th field of P<Tensors<E>>: kind, direction, extent, pass, Kind_, Element.
 template <class P, int I>
-using field_info = KindOf<
-    std::remove_cvref_t<decltype(field<field_count<P>, I>(std::declval<on_side<P, Fields>&>()))>>;
+using field_info = KindOf<std::remove_cvref_t<decltype(field<field_count<P>, I>(std::declval<on_side<P, Fields>&>()))>>;
 
 template <class T, class E>
 constexpr ElementType element_type() {
@@ -217,12 +218,16 @@ template <class F>
 struct CallOperator {
   static constexpr bool valid = false;
 };
+template <class T>
+inline constexpr bool is_at = false;
+template <class S>
+inline constexpr bool is_at<At<S>> = true;
 template <class P, class V, class... At_>
 struct CallOperator<void (P::*)(V, At_...)> {
   static constexpr bool is_real = std::is_same_v<V, float>;
   static constexpr bool is_pair = std::is_same_v<V, Pair<float>>;
   static constexpr bool takes_at = sizeof...(At_) == 1;
-  static constexpr bool valid = (is_real || is_pair) && sizeof...(At_) <= 1;
+  static constexpr bool valid = (is_real || is_pair) && sizeof...(At_) <= 1 && (is_at<At_> && ...);
 };
 template <class P, class V, class... At_>
 struct CallOperator<void (P::*)(V, At_...) const> : CallOperator<void (P::*)(V, At_...)> {};
@@ -245,10 +250,13 @@ template <class P, class T>
 using accumulator_t = std::conditional_t<takes_pair<P>, Pair<T>, T>;
 
 template <class P, class V, int Number>
-concept has_numbered_measure =
-    requires(on_side<P, Measuring<V, element_of<P>, Number>>& p, V& acc) { p.measure(Pass<Number>{}, acc); };
+concept has_numbered_measure = requires(on_side<P, Measuring<V, element_of<P>, Number>>& p, V& acc) {
+  p.measure(Pass<Number>{}, acc);
+};
 template <class P, class V>
-concept has_single_measure = requires(on_side<P, Measuring<V, element_of<P>, 0>>& p, V& acc) { p.measure(acc); };
+concept has_single_measure = requires(on_side<P, Measuring<V, element_of<P>, 0>>& p, V& acc) {
+  p.measure(acc);
+};
 
 /// How many measure passes P has.
 template <class P, class V, int Number = 0>
@@ -280,8 +288,8 @@ constexpr bool field_fits_direction() {
   constexpr bool reads_only = Info::kind == Kind::per_row || Info::kind == Kind::per_col ||
                               Info::kind == Kind::per_pair || Info::kind == Kind::scalar ||
                               Info::kind == Kind::device_scalar || Info::kind == Kind::number;
-  constexpr bool writes_only = Info::kind == Kind::accumulate || Info::kind == Kind::col_sum ||
-                               Info::kind == Kind::row_log_sum_exp;
+  constexpr bool writes_only =
+      Info::kind == Kind::accumulate || Info::kind == Kind::col_sum || Info::kind == Kind::row_log_sum_exp;
   return Info::direction == Direction::in ? !writes_only : !reads_only;
 }
 template <class P, int I>
@@ -295,15 +303,23 @@ constexpr int group_columns() {
 
 template <class P, int... I>
 constexpr void check_fields(std::integer_sequence<int, I...>) {
-  static_assert((field_fits_direction<P, I>() && ...),
-                "a field of the epilogue program has a kind that cannot be used in its direction: PerRow, PerCol, PerPair, "
-                "Scalar and DeviceScalar are In; Accumulate, ColSum and RowLogSumExp are Out; a Local is a RowSum or RowMax");
+  static_assert(
+      (field_fits_direction<P, I>() && ...),
+      "a field of the epilogue program has a kind that cannot be used in its direction: PerRow, PerCol, PerPair, "
+      "Scalar and DeviceScalar are In; Accumulate, ColSum and RowLogSumExp are Out; a Local is a RowSum or RowMax");
   static_assert((field_has_value<P, I>() && ...),
                 "a field of the epilogue program has no value for its accumulator: HalfTile and PerPair need a call "
                 "operator that takes a Pair, DoubleTile one that takes a single value");
-  static_assert(((group_columns<P, I>() % 16 == 0) && ...),
-                "the width of a row reduction must be a multiple of 16 columns, so that pairs and vectors do not straddle "
-                "its slots");
+  static_assert(
+      ((group_columns<P, I>() % 16 == 0) && ...),
+      "the width of a row reduction must be a multiple of 16 columns, so that pairs and vectors do not straddle "
+      "its slots");
+  constexpr int local_width =
+      std::max({0, (field_info<P, I>::direction == Direction::local ? field_info<P, I>::extent : 0)...});
+  static_assert(((field_info<P, I>::direction != Direction::local || field_info<P, I>::extent == local_width) && ...),
+                "the Local fields of an epilogue program reduce over groups of one width");
+  static_assert((local_width > 0) == (measure_passes<P, accumulator_t<P, float>>() > 0),
+                "an epilogue program has Local fields if and only if it has measure()");
 }
 
 /// Refuses what is not an epilogue program, in one sentence. Every engine calls it before it instantiates anything else.

@@ -5,9 +5,11 @@ if(NOT line)
   message(FATAL_ERROR "${SOURCE} has no line '// expect: …' that says what the compiler has to say")
 endif()
 string(REGEX REPLACE "^// expect: " "" sentence "${line}")
+string(REPLACE "\\;" ";" sentence "${sentence}")  # file(STRINGS) escapes them
 
 set(ENV{LC_ALL} C)
-set(compile ${COMPILER} -std=c++20 -fsyntax-only -I${ROOT}/include -I${ROOT}/src -isystem ${XSIMD} ${SOURCE})
+# -idirafter: named before the compiler's own, /usr/include would hide the C library from the C++ one.
+set(compile ${COMPILER} -std=c++20 -fsyntax-only -I${ROOT}/include -I${ROOT}/src -idirafter ${XSIMD} ${SOURCE})
 execute_process(COMMAND ${compile} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "without its mistake ${SOURCE} must compile, but:\n${output}")

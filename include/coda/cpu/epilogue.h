@@ -149,7 +149,8 @@ struct PortOf<Accumulate<T>, Direction::out, E, kPairs, Isa> : RowOf<detail::ele
   using RowOf<detail::element_t<T, E>>::RowOf;
   template <class V>
   CODA_FN void store(const Step& at, V x) {
-    store_tile<Isa>(this->row, at, load_tile<kPairs, Isa>(static_cast<const detail::element_t<T, E>*>(this->row), at) + x);
+    store_tile<Isa>(this->row, at,
+                    load_tile<kPairs, Isa>(static_cast<const detail::element_t<T, E>*>(this->row), at) + x);
   }
 };
 
@@ -306,7 +307,7 @@ struct PortFor {
   using type = PortOf<typename Info::Kind_, Info::direction, E, kPairs, Isa>;
 };
 template <class Info, class E, bool kPairs, class Isa>
-  requires std::is_void_v<typename Info::Kind_>
+requires std::is_void_v<typename Info::Kind_>
 struct PortFor<Info, E, kPairs, Isa> {
   using type = NumberPort<typename Info::Element, E, kPairs, Isa>;
 };
@@ -335,13 +336,9 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   /// Columns that measure() sees together; 0 without locals.
   static constexpr int local_group() {
     int group = 0;
-    ((group = is_local<I> ? (group == 0 ? Info<I>::extent : std::gcd(group, Info<I>::extent)) : group), ...);
+    ((group = is_local<I> ? Info<I>::extent : group), ...);
     return group;
   }
-  static_assert(((!is_local<I> || Info<I>::extent == local_group()) && ...),
-                "the Local fields of an epilogue program reduce over groups of one width");
-  static_assert((kPasses > 0) == (is_local<I> || ... || false),
-                "an epilogue program has Local fields if and only if it has measure()");
   /// No step crosses a multiple of this, so that none straddles two slots.
   static constexpr int step_bound() {
     int bound = 0;
@@ -351,8 +348,7 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
 
  public:
   CODA_FN BlockRunner(const P& program, const Block& block)
-      : block_(block),
-        ports_(detail::with_fields<kFields>(program, [](const auto&... field) {
+      : block_(block), ports_(detail::with_fields<kFields>(program, [](const auto&... field) {
           return Ports(typename PortFor<Info<I>, E, kPairs, Isa>::type(field)...);
         })) {}
 
@@ -412,8 +408,7 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   /// The value that field N holds before the program runs on side S.
   template <int N, class S>
   CODA_FN auto initial(const Step& at) {
-    using FieldType = std::remove_cvref_t<decltype(detail::field<kFields, N>(
-        std::declval<detail::on_side<P, S>&>()))>;
+    using FieldType = std::remove_cvref_t<decltype(detail::field<kFields, N>(std::declval<detail::on_side<P, S>&>()))>;
     if constexpr (requires { FieldType(port<N>().load(at)); })
       return FieldType(port<N>().load(at));
     else
@@ -478,7 +473,9 @@ namespace coda::detail {
 
 template <class P, class Isa>
 void epilogue(const void* program, const Block& block) {
-  cpu::BlockRunner<P, Isa, std::make_integer_sequence<int, field_count<P>>>(*static_cast<const P*>(program), block).run();
+  check_program<P>();
+  cpu::BlockRunner<P, Isa, std::make_integer_sequence<int, field_count<P>>>(*static_cast<const P*>(program), block)
+      .run();
 }
 
 }  // namespace coda::detail
