@@ -14,6 +14,8 @@ namespace coda::test {
 
 /// Half a unit in the last place of a float, relative.
 inline constexpr double kFloatRounding = 0x1p-24;
+/// Below this a float loses bits, or is flushed to zero.
+inline constexpr double kUnderflow = 0x1p-126;
 /// What exp, log, tanh and erf of the engine's lanes may be off by, relative; language_test measures it.
 inline constexpr double kFunctionError = 4 * kFloatRounding;
 /// The same of cos_sin_turns, absolute.
@@ -31,18 +33,20 @@ struct Bounded {
   friend Bounded operator-(Bounded a) { return {-a.value, a.error}; }
   // Of the operands, not of the result: sums of many terms are taken in another order by an engine.
   friend Bounded operator+(Bounded a, Bounded b) {
-    return {a.value + b.value, a.error + b.error + kFloatRounding * (std::fabs(a.value) + std::fabs(b.value))};
+    const double sum = a.value + b.value;
+    if (std::isinf(sum)) return {sum, 0};
+    return {sum, a.error + b.error + kFloatRounding * (std::fabs(a.value) + std::fabs(b.value))};
   }
   friend Bounded operator-(Bounded a, Bounded b) { return a + -b; }
   friend Bounded operator*(Bounded a, Bounded b) {
     const double product = a.value * b.value;
     return {product, std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error +
-                         kFloatRounding * std::fabs(product)};
+                         kFloatRounding * std::fabs(product) + kUnderflow};
   }
   friend Bounded operator/(Bounded a, Bounded b) {
     const double ratio = a.value / b.value;
     return {ratio, (a.error + std::fabs(ratio) * b.error) / (std::fabs(b.value) - b.error) +
-                       kFloatRounding * std::fabs(ratio)};
+                       kFloatRounding * std::fabs(ratio) + kUnderflow};
   }
   friend bool operator<(Bounded a, Bounded b) { return a.value < b.value; }
   friend bool operator>(Bounded a, Bounded b) { return a.value > b.value; }
@@ -54,7 +58,7 @@ struct Bounded {
 
   friend Bounded exp(Bounded x) {
     const double y = std::exp(x.value);
-    return {y, y * std::expm1(x.error) + kFunctionError * y};
+    return {y, y * std::expm1(x.error) + kFunctionError * y + kUnderflow};
   }
   friend Bounded log(Bounded x) { return x.function(std::log(x.value), 1 / (x.value - x.error)); }
   friend Bounded sqrt(Bounded x) {

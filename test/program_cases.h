@@ -94,6 +94,10 @@ inline double sample(std::string_view name, Random& random, int64_t n) {
   if (name == "turns_low") return uniform(random, -1, 1) * 0x1p-28;
   if (name == "log_sum_exp") return uniform(random, 2, 5);
   if (name == "maxima") return uniform(random, 0, 3);
+  if (name == "eps") return 1e-3;
+  if (name == "scale") return uniform(random, 0.1, 0.5);
+  if (name == "cap") return uniform(random, 5, 30);
+  if (name == "offset" || name == "shift") return std::floor(uniform(random, -3, 4));
   if (name == "d_loss") return uniform(random, 0, 1) < 0.2 ? 0 : uniform(random, -1, 1);
   return normal(random);
 }
@@ -248,11 +252,11 @@ class Case {
     return storages_.emplace_back(std::move(name), rows, cols, stride, sizeof(T));
   }
   template <class T>
-  Storage& fill(Storage& memory, int64_t rows, int64_t cols) {
+  Storage& fill(Storage& memory, int64_t rows, int64_t cols, double scale = 1) {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < cols; ++j)
         memory.data<T>()[i * memory.stride() + j] =
-            static_cast<T>(static_cast<float>(sample(memory.name(), random_, n_)));
+            static_cast<T>(static_cast<float>(scale * sample(memory.name(), random_, n_)));
     return memory;
   }
 
@@ -261,7 +265,9 @@ class Case {
                                    oracle::Grid<double>& elements) {
     const bool transposed = order == Order::transposed;
     const int64_t stored_rows = transposed ? depth : rows, stored_cols = transposed ? rows : depth;
-    Storage& memory = fill<T>(make_storage<T>(name, stored_rows, stored_cols), stored_rows, stored_cols);
+    // Accumulators of about the size of a block's, whatever the depth.
+    const double scale = name == "a" ? 1.5 / std::sqrt(static_cast<double>(std::max<int64_t>(depth, 1))) : 1;
+    Storage& memory = fill<T>(make_storage<T>(name, stored_rows, stored_cols), stored_rows, stored_cols, scale);
     const Matrix<const T> view(memory.data<T>(), stored_rows, stored_cols, memory.stride());
     elements = transposed ? oracle::elements(transpose(view)) : oracle::elements(view);
     return transposed ? coda::detail::factor(transpose(view)) : coda::detail::factor(view);
@@ -335,6 +341,18 @@ class Case {
   oracle::Grid<Bounded> acc_;
   bool is_map_ = false;
 };
+
+/// How the outputs of c's program change when the accumulators where moves(row, col) grow.
+template <class P, class Moves>
+oracle::Outputs<Dual<double, 1>> derivative(Case<P>& c, const Moves& moves) {
+  oracle::Grid<Dual<double, 1>> acc(c.m(), c.n());
+  for (int64_t i = 0; i < c.m(); ++i)
+    for (int64_t j = 0; j < c.n(); ++j) {
+      acc(i, j) = c.acc()(i, j).value;
+      if (moves(i, j)) acc(i, j).slope[0] = 1;
+    }
+  return oracle::apply<Dual<double, 1>>(acc, c.program());
+}
 
 /// A pool of this many threads, made once.
 inline Cpu& pool(int threads) {
@@ -446,15 +464,24 @@ void check_products(uint64_t seed, const CaseOptions& options = {}, const Expect
   }
 }
 
+/// Which types the stored matrix of a map takes in turns; one that is overwritten has the output's.
+struct AnyElement {
+  static constexpr bool takes_float = true, takes_bf16 = true;
+};
+template <class E>
+struct InPlaceOf {
+  static constexpr bool takes_float = std::is_same_v<E, float>, takes_bf16 = !takes_float;
+};
+
 /// P over stored matrices.
-template <class P, class Expected = AsTheOracle>
-void check_maps(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {}) {
+template <class P, class Expected = AsTheOracle, class Element = AnyElement>
+void check_maps(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {}, Element = {}) {
   Random random(seed);
   for (Size size : kSizes) {
     const int64_t step = column_step<P>();
     size.n = (size.n + step - 1) / step * step;
     Case<P> c(size.m, size.n, random, options);
-    if (size.k % 2 == 0)
+    if (Element::takes_float && (size.k % 2 == 0 || !Element::takes_bf16))
       c.template map<float>();
     else
       c.template map<bf16>();
