@@ -159,7 +159,7 @@ struct Lanes {
     const Int odd = (u >> 16) & Int(1);
     const Int nearest = u + Int(0x7fff) + odd;
     // A NaN keeps its upper bits and becomes quiet: rounding could carry it into infinity.
-    const auto is_nan = xsimd::bool_cast(x.v != x.v);
+    const auto is_nan = xsimd::bool_cast(xsimd::isnan(x.v));  // xsimd's != is false for NaN on AVX
     return xsimd::select(is_nan, u | Int(0x00400000), nearest);
   }
 };
