@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 // Validation on the way is to cost a few steps' time, the last one may cost more.
-constexpr int64_t kValidWindows = 128;
+constexpr int64_t kValidWindows = 64;
 constexpr int64_t kLastValidWindows = 4096;
 
 constexpr double kSaveInterval = 60;  // seconds

@@ -1,0 +1,156 @@
+// The built program, as a shell runs it: exit codes, and one line on stderr for an error.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Beside the folder of the tests, as CMake puts it.
+std::string coda_binary() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "coda").string();
+}
+
+struct Result {
+  int code = -1;
+  std::string out, error;
+};
+
+class CliTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::path(testing::TempDir()) / ("coda_cli_test_" + std::to_string(getpid()));
+    fs::remove_all(dir_);
+    fs::create_directory(dir_);
+    std::ofstream text(dir_ / "text");
+    for (int i = 0; i < 200; ++i) text << "line " << i * i % 37 << " of a text\n";
+    std::ofstream ids(dir_ / "ids", std::ios::binary);
+    for (int i = 0; i < 400; ++i) ids << static_cast<char>(i * i % 50) << '\0';
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  /// In the test's folder.
+  Result coda(const std::string& arguments) const { return shell(coda_binary() + " " + arguments); }
+  Result shell(const std::string& command) const {
+    Result result;
+    FILE* pipe = popen(("cd " + dir_.string() + " && { " + command + "; } 2>stderr").c_str(), "r");
+    char buffer[4096];
+    for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) result.out.append(buffer, size);
+    const int status = pclose(pipe);
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    std::stringstream error;
+    error << std::ifstream(dir_ / "stderr").rdbuf();
+    result.error = error.str();
+    return result;
+  }
+
+  void expect_refused(const std::string& arguments, int code, const std::string& part) const {
+    const Result result = coda(arguments);
+    EXPECT_EQ(result.code, code) << arguments;
+    EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << arguments << ": " << result.error;
+    EXPECT_TRUE(result.error.starts_with("coda: ")) << result.error;
+    EXPECT_NE(result.error.find(part), std::string::npos) << arguments << ": " << result.error;
+  }
+
+  fs::path dir_;
+  const std::string tiny_ =
+      "train --hidden 16 --layers 1 --heads 1 --kv-heads 1 --head-dim 16 --ffn 16 --batch 2 --seq 16 --threads 1 ";
+};
+
+TEST_F(CliTest, HelpAndVersion) {
+  for (const char* arguments : {"--help", "train --help", "eval --help", "sample --help"}) {
+    const Result result = coda(arguments);
+    EXPECT_EQ(result.code, 0) << arguments;
+    EXPECT_NE(result.out.find("coda "), std::string::npos);
+    EXPECT_EQ(result.error, "");
+  }
+  EXPECT_TRUE(coda("--version").out.starts_with("coda "));
+}
+
+TEST_F(CliTest, MisuseExitsWithTwo) {
+  expect_refused("", 2, "subcommand");
+  expect_refused("fly", 2, "");
+  expect_refused("train", 2, "--data");
+  expect_refused("train --data text --steps many", 2, "--steps");
+  expect_refused("train --data text --bogus", 2, "--bogus");
+  expect_refused("train --data text --dtype fp8", 2, "fp8 is not one of bf16|fp32");
+  expect_refused("train --data text --batch 0", 2, "--batch is 0");
+  expect_refused("train --data text --heads 3", 2, "--heads");
+  expect_refused("train --data ids --token-type u16", 2, "--vocab");
+  expect_refused("eval --data text", 2, "--model");
+  expect_refused("train --data text --threads -1", 2, "--threads");
+}
+
+TEST_F(CliTest, FailureExitsWithOne) {
+  expect_refused("train --data absent", 1, "absent: No such file");
+  expect_refused("train --data ids --token-type u16 --vocab 40", 1, "token ");
+  expect_refused("train --resume absent", 1, "no run.json");
+  expect_refused("eval --model absent --data text", 1, "absent");
+  expect_refused("sample --model absent", 1, "absent");
+}
+
+TEST_F(CliTest, TrainsEvaluatesAndSamples) {
+  const Result trained = coda(tiny_ + "--data text --out run --steps 6");
+  EXPECT_EQ(trained.code, 0) << trained.error;
+  EXPECT_EQ(trained.error, "");
+  for (const char* part : {"step 6/6", "valid  loss ", "plot   run/loss.svg", "model  run", "sample"}) {
+    EXPECT_NE(trained.out.find(part), std::string::npos) << part << "\n" << trained.out;
+  }
+  EXPECT_EQ(trained.out.find('\r'), std::string::npos);  // not a terminal
+
+  expect_refused(tiny_ + "--data text --out run", 2, "--resume run");
+  expect_refused("train --resume run --lr 5", 2, "--lr is 5");
+  expect_refused("train --resume run --steps 5", 2, "has done 6");
+  EXPECT_EQ(coda("train --resume run --steps 8").code, 0);
+
+  const Result evaluated = coda("eval --model run --data text --seq 16 --threads 1");
+  EXPECT_EQ(evaluated.code, 0) << evaluated.error;
+  EXPECT_GT(nlohmann::json::parse(evaluated.out).at("loss").get<double>(), 1);
+
+  const std::string sample = "sample --model run --prompt 'line ' --length 20 --temperature 0 --threads 1";
+  const Result text = coda(sample);
+  EXPECT_EQ(text.code, 0) << text.error;
+  EXPECT_TRUE(text.out.starts_with("line "));
+  EXPECT_EQ(coda(sample).out, text.out);
+}
+
+TEST_F(CliTest, WithoutOutEveryRunHasAFolderOfItsOwn) {
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(coda(tiny_ + "--data text --steps 1").code, 0);
+  EXPECT_TRUE(fs::exists(dir_ / "runs/text/model.safetensors"));
+  EXPECT_TRUE(fs::exists(dir_ / "runs/text-2/model.safetensors"));
+}
+
+TEST_F(CliTest, IdsInIdsOut) {
+  const Result trained =
+      coda(tiny_ + "--data ids --token-type u16 --vocab 50 --document-separator 0 --out run --steps 2");
+  EXPECT_EQ(trained.code, 0) << trained.error;
+  EXPECT_EQ(trained.out.find("sample"), std::string::npos);
+  EXPECT_EQ(coda("eval --model run --data ids --token-type u16 --seq 16 --threads 1").code, 0);
+  const Result sampled = coda("sample --model run --prompt '1, 2 3' --length 4 --threads 1");
+  EXPECT_EQ(sampled.code, 0) << sampled.error;
+  EXPECT_TRUE(sampled.out.starts_with("1 2 3 "));
+  EXPECT_EQ(std::ranges::count(sampled.out, ' '), 6);
+  expect_refused("sample --model run --prompt hello", 2, "ids");
+  expect_refused("sample --model run --prompt 50", 2, "vocabulary is 50");
+  expect_refused("sample --model run", 2, "--prompt is empty");
+}
+
+TEST_F(CliTest, ASignalStopsSavesAndSaysHowToGoOn) {
+  const Result stopped = shell(coda_binary() + " " + tiny_ +
+                               "--data text --out run --steps 1000000 >log & pid=$!; "
+                               "while [ ! -s run/metrics.jsonl ]; do sleep 0.02; done; kill -TERM $pid; wait $pid; "
+                               "code=$?; cat log; exit $code");
+  EXPECT_EQ(stopped.code, 128 + 15);
+  EXPECT_NE(stopped.out.find("train --resume run"), std::string::npos) << stopped.out;
+  EXPECT_TRUE(fs::exists(dir_ / "run/model.safetensors"));
+}
+
+}  // namespace
