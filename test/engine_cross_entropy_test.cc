@@ -63,8 +63,8 @@ TYPED_TEST(CrossEntropyBackward_, Maps) {
 }
 
 TEST(CrossEntropyInPlace, TheGradientOverwritesTheStoredLogits) {
-  check_maps<CrossEntropyBackward<F>>(10, {.in_place = {{"d_logits", "x"}}}, AsTheOracle{}, InPlaceOf<float>{});
-  check_maps<CrossEntropyBackward<B>>(11, {.in_place = {{"d_logits", "x"}}}, AsTheOracle{}, InPlaceOf<bf16>{});
+  check_maps<CrossEntropyBackward<F>>(10, {.in_place = {{"d_logits", kMapped}}}, AsTheOracle{}, InPlaceOf<float>{});
+  check_maps<CrossEntropyBackward<B>>(11, {.in_place = {{"d_logits", kMapped}}}, AsTheOracle{}, InPlaceOf<bf16>{});
 }
 
 /// d_logits is dL/dacc of the forward program, L = Σ d_loss·(lse − label's logit).

@@ -33,7 +33,7 @@ TEST(NormInPlace, TheStreamOverwritesTheResidual) {
 }
 
 TEST(NormInPlace, OverTheMatrixOfAMap) {
-  check_maps<RmsNorm<F>>(7, {.in_place = {{"y", "x"}}}, AsTheOracle{}, InPlaceOf<float>{});
+  check_maps<RmsNorm<F>>(7, {.in_place = {{"y", kMapped}}}, AsTheOracle{}, InPlaceOf<float>{});
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ TYPED_TEST(Rope, Maps) {
 }
 
 TEST(RopeInPlace, OverTheMatrixOfAMap) {
-  check_maps<RopeBackward<F>>(3, {.in_place = {{"d_qkv", "x"}}}, AsTheOracle{}, InPlaceOf<float>{});
-  check_maps<RopeBackward<B>>(4, {.in_place = {{"d_qkv", "x"}}}, AsTheOracle{}, InPlaceOf<bf16>{});
+  check_maps<RopeBackward<F>>(3, {.in_place = {{"d_qkv", kMapped}}}, AsTheOracle{}, InPlaceOf<float>{});
+  check_maps<RopeBackward<B>>(4, {.in_place = {{"d_qkv", kMapped}}}, AsTheOracle{}, InPlaceOf<bf16>{});
 }
 
 /// With the same rows, d_qkv is dL/dacc of the forward program, L = Σ d·qkv.

@@ -131,9 +131,12 @@ inline double score(double got, Bounded want, ElementType element) {
   return off >= 0 ? off : std::numeric_limits<double>::infinity();  // NaN is as wrong as can be
 }
 
+/// The name, in a CaseOptions, of the matrix that a map reads.
+inline const std::string kMapped = "the mapped matrix";
+
 struct CaseOptions {
   int64_t padding = 3;                          // columns between the end of a row and the next
-  std::map<std::string, std::string> in_place;  // output -> the input whose memory it is; "x" is map's
+  std::map<std::string, std::string> in_place;  // output -> the input whose memory it is
 };
 
 /// A program P with operands for m × n accumulators.
@@ -166,7 +169,7 @@ class Case {
   /// Makes the stored matrix of a map.
   template <class X>
   void map() {
-    a_ = make_factor<X>("x", m_, n_, Order::plain, acc_a_);
+    a_ = make_factor<X>(kMapped, m_, n_, Order::plain, acc_a_);
     is_map_ = true;
     acc_ = oracle::Grid<Bounded>(m_, n_);
     for (size_t i = 0; i < acc_.values.size(); ++i) acc_.values[i] = Bounded(acc_a_.values[i]);
@@ -178,16 +181,23 @@ class Case {
   int64_t m() const { return m_; }
   int64_t n() const { return n_; }
 
-  oracle::Outputs<Bounded> expected() const { return oracle::apply<Bounded>(acc_, program_); }
+  oracle::Outputs<Bounded> expected() {
+    reset();  // what is accumulated into, or overwritten in place, is an input too
+    return oracle::apply<Bounded>(acc_, program_);
+  }
 
   void run(Cpu& cpu) {
-    for (Storage& s : storages_) s.reset();
+    reset();
     coda::detail::with_program(program_, [&](const coda::detail::ProgramInfo& info) {
       if (is_map_)
         coda::detail::run_map(cpu, a_, info);
       else
         coda::detail::run_product(cpu, a_, b_, info);
     });
+  }
+
+  void reset() {
+    for (Storage& s : storages_) s.reset();
   }
 
   Worst compare(const oracle::Outputs<Bounded>& expected) {
@@ -399,7 +409,7 @@ struct AsTheOracle {
 /// Runs c on every instruction set and several numbers of threads, and compares.
 template <class P, class Expected = AsTheOracle>
 void expect_matches(Case<P>& c, const std::string& what, const Expected& after_a_run = {}) {
-  auto expected = c.expected();  // before anything is overwritten in place
+  auto expected = c.expected();
   for (cpu::Isa isa : instruction_sets()) {
     const Chosen chosen(isa);
     const std::string where = what + " on " + std::string(cpu::name(isa));
