@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cpu/microkernel.h"
+#include "cpu/pack.h"
 
 namespace {
 
@@ -54,17 +55,20 @@ struct Product {
       for (int64_t j = 0; j < n; j += kCols) sgemm(i, std::min(kCols, m - i), j, std::min(kCols, n - j), blocks);
   }
   void run_kernels() {
+    const coda::detail::Factor factor{b.data(), coda::ElementType::float32, n, k, k, false};
+    Floats acc(static_cast<size_t>(kRows * kCols));
     for (int64_t j = 0; j < n; j += kCols)
-      for (int64_t i = 0; i < std::min(kCols, n - j); ++i)
-        for (int64_t l = 0; l < k; ++l)
-          packed[static_cast<size_t>(j * k + l * kCols + i)] = b[static_cast<size_t>((j + i) * k + l)];
+      coda::cpu::packing().columns(factor, j, std::min(kCols, n - j), 0, k, packed.data() + j * k, kCols);
     for (int64_t i = 0; i < m; i += kRows)
-      for (int64_t j = 0; j < n; j += kCols)
+      for (int64_t j = 0; j < n; j += kCols) {
+        const int64_t rows = std::min(kRows, m - i), cols = std::min(kCols, n - j);
         for (int64_t l = 0; l < k; l += kDepth) {
-          const coda::cpu::Microkernel multiply(std::min(kRows, m - i), std::min(kCols, n - j), std::min(kDepth, k - l),
-                                                k, kCols, n, l > 0);
-          multiply(a.data() + i * k + l, packed.data() + j * k + l * kCols, kernels.data() + i * n + j);
+          const coda::cpu::Microkernel multiply(rows, cols, std::min(kDepth, k - l), k, kCols, kCols, l > 0);
+          multiply(a.data() + i * k + l, packed.data() + j * k + l * kCols, acc.data());
         }
+        for (int64_t row = 0; row < rows; ++row)
+          std::copy_n(acc.data() + row * kCols, cols, kernels.data() + (i + row) * n + j);
+      }
   }
 };
 
