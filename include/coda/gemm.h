@@ -45,9 +45,9 @@ using Epilogue = void (*)(const void* program, const Block& block);
 struct ProgramInfo {
   const void* program;
   std::span<const Operand> operands;
-  bool pairs;       // the call operator takes pairs of columns
-  int col_group;    // least common multiple of the widths of its row reductions; 1 without any
-  int row_group;    // the same of the heights of its column reductions
+  bool pairs;     // the call operator takes pairs of columns
+  int col_group;  // least common multiple of the widths of its row reductions; 1 without any
+  int row_group;  // the same of the heights of its column reductions
   Epilogue generic, avx2, avx512;
 };
 
@@ -82,10 +82,11 @@ template <class T>
 Operand operand(const Field& field, T* const& pointer) {
   return {field, pointer, 1, 1, 1};
 }
-inline Operand operand(const Field& field, const Nothing&) { return {field}; }
+inline Operand operand(const Field& field, const Nothing&) {
+  return {field};
+}
 template <class T>
-  requires std::is_arithmetic_v<T>
-Operand operand(const Field& field, const T&) {
+requires std::is_arithmetic_v<T> Operand operand(const Field& field, const T&) {
   return {field};
 }
 

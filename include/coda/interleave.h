@@ -19,7 +19,8 @@ template <class A, class B, class C>
 void check_interleave(const Matrix<A>& first, const Matrix<B>& second, const Matrix<C>& packed) {
   const auto shape = [](const auto& m) { return std::to_string(m.rows) + "x" + std::to_string(m.cols); };
   if (first.rows % kPairBlock != 0)
-    throw OperandError("first", std::to_string(first.rows) + " rows", "a multiple of 8: partners are packed in blocks of 8");
+    throw OperandError("first", std::to_string(first.rows) + " rows",
+                       "a multiple of 8: partners are packed in blocks of 8");
   if (second.rows != first.rows || second.cols != first.cols)
     throw OperandError("second", shape(second), "the " + shape(first) + " of first");
   if (packed.rows != 2 * first.rows || packed.cols != first.cols)
@@ -30,7 +31,8 @@ void check_interleave(const Matrix<A>& first, const Matrix<B>& second, const Mat
 
 /// The row of packed that holds row i of first, or of second.
 constexpr int64_t packed_row(int64_t i, bool of_second) {
-  return i / detail::kPairBlock * 2 * detail::kPairBlock + i % detail::kPairBlock + (of_second ? detail::kPairBlock : 0);
+  return i / detail::kPairBlock * 2 * detail::kPairBlock + i % detail::kPairBlock +
+         (of_second ? detail::kPairBlock : 0);
 }
 
 /// first, second [P, K] to packed [2P, K], P a multiple of 8. Throws OperandError.

@@ -268,9 +268,9 @@ struct Measuring {
   template <class K>
   using Out = Nothing;
   template <class K, int LocalPass>
-  using Local = std::conditional_t<
-      (LocalPass < P), In<K>,
-      std::conditional_t<LocalPass == P, typename detail::ValueOf<K, V>::out, Unavailable>>;
+  using Local =
+      std::conditional_t<(LocalPass < P), In<K>,
+                         std::conditional_t<LocalPass == P, typename detail::ValueOf<K, V>::out, Unavailable>>;
   using Real = typename detail::RealOf<V>::type;
   using Element = E;
 };

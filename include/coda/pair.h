@@ -22,8 +22,7 @@ struct Pair {
     static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
   }
   template <class U>
-    requires std::is_convertible_v<U, T>
-  CODA_FN Pair& operator=(const Pair<U>& other) {
+  requires std::is_convertible_v<U, T> CODA_FN Pair& operator=(const Pair<U>& other) {
     first = other.first;
     second = other.second;
     return *this;

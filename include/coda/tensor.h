@@ -40,9 +40,7 @@ struct Matrix {
   CODA_FN constexpr Matrix(T* data_, int64_t rows_, int64_t cols_) : Matrix(data_, rows_, cols_, cols_) {}
   CODA_FN constexpr Matrix(T* data_, int64_t rows_, int64_t cols_, int64_t stride_)
       : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
-  CODA_FN constexpr operator Matrix<const T>() const
-    requires(!std::is_const_v<T>)
-  {
+  CODA_FN constexpr operator Matrix<const T>() const requires(!std::is_const_v<T>) {
     return {data, rows, cols, stride};
   }
   CODA_FN constexpr T* row(int64_t i) const { return data + i * stride; }
@@ -63,11 +61,7 @@ struct Vector {
 
   Vector() = default;
   CODA_FN constexpr Vector(T* data_, int64_t size_) : data(data_), size(size_) {}
-  CODA_FN constexpr operator Vector<const T>() const
-    requires(!std::is_const_v<T>)
-  {
-    return {data, size};
-  }
+  CODA_FN constexpr operator Vector<const T>() const requires(!std::is_const_v<T>) { return {data, size}; }
   CODA_FN constexpr T& operator[](int64_t i) const { return data[i]; }
 };
 

@@ -15,8 +15,7 @@ struct Dual {
     for (int i = 0; i < N; ++i) slope[i] = T(0.f);
   }
   template <class U>
-    requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>)
-  CODA_FN Dual(U value_) : Dual(static_cast<T>(value_)) {}
+  requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>) CODA_FN Dual(U value_) : Dual(static_cast<T>(value_)) {}
   /// The i-th independent variable.
   CODA_FN static Dual variable(T value, int i) {
     Dual x(value);
@@ -30,10 +29,7 @@ struct Dual {
     static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
   }
   template <class U>
-    requires std::is_convertible_v<U, Dual>
-  CODA_FN Dual& operator=(const U& other) {
-    return *this = Dual(other);
-  }
+  requires std::is_convertible_v<U, Dual> CODA_FN Dual& operator=(const U& other) { return *this = Dual(other); }
   Dual(const Dual&) = default;
   Dual& operator=(const Dual&) = default;
 

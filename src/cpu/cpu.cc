@@ -36,9 +36,13 @@ Cpu::Cpu(int threads) {
 }
 Cpu::~Cpu() = default;
 
-int Cpu::threads() const { return static_cast<int>(pool_->thread_scratch.size()); }
+int Cpu::threads() const {
+  return static_cast<int>(pool_->thread_scratch.size());
+}
 
-void Cpu::parallel_for(int64_t count, const std::function<void(int64_t, int)>& body) { pool_->run(count, body); }
+void Cpu::parallel_for(int64_t count, const std::function<void(int64_t, int)>& body) {
+  pool_->run(count, body);
+}
 
 Cpu::Pool::Pool(int threads) : thread_scratch(static_cast<size_t>(threads)) {
   for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });

@@ -29,7 +29,9 @@ std::atomic<int>& choice() {
 
 }  // namespace
 
-Isa chosen_isa() { return static_cast<Isa>(choice().load(std::memory_order_relaxed)); }
+Isa chosen_isa() {
+  return static_cast<Isa>(choice().load(std::memory_order_relaxed));
+}
 
 void choose_isa(Isa isa) {
   if (!runs_here(isa)) throw UsageError(std::string(name(isa)) + " is not an instruction set of this CPU");

@@ -8,7 +8,9 @@ namespace coda::cpu {
 
 namespace {
 
-bool fits(int64_t x) { return x <= std::numeric_limits<libxsmm_blasint>::max(); }
+bool fits(int64_t x) {
+  return x <= std::numeric_limits<libxsmm_blasint>::max();
+}
 
 }  // namespace
 

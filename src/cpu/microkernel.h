@@ -8,7 +8,8 @@ namespace coda::cpu {
 /// order for every element, whatever rows and cols are, so that blocking does not change a bit.
 class Microkernel {
  public:
-  Microkernel(int64_t rows, int64_t cols, int64_t depth, int64_t a_stride, int64_t b_stride, int64_t c_stride, bool add);
+  Microkernel(int64_t rows, int64_t cols, int64_t depth, int64_t a_stride, int64_t b_stride, int64_t c_stride,
+              bool add);
   void operator()(const float* a, const float* b, float* c) const;
 
  private:

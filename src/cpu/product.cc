@@ -27,8 +27,12 @@ constexpr int64_t kDepthPart = 16 * kDepthBlock;
 // Columns of b are packed this many floats at a time: enough to spread over threads, small beside the tensors.
 constexpr int64_t kPanelFloats = int64_t{4} << 20;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
 
 detail::Epilogue chosen_epilogue(const ProgramInfo& program) {
   switch (chosen_isa()) {
@@ -51,7 +55,9 @@ int64_t row_block(int64_t m, int64_t group, int threads) {
 }
 
 /// Whether rows of a can be read where they are: floats, along the depth.
-bool readable_in_place(const Factor& a) { return a.element == ElementType::float32 && !a.transposed; }
+bool readable_in_place(const Factor& a) {
+  return a.element == ElementType::float32 && !a.transposed;
+}
 
 }  // namespace
 
@@ -114,8 +120,9 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
             for (int64_t i = 0; i < rows; ++i)
               for (int64_t j = 0; j < padded_cols; ++j) acc[i * nb + j] += part[i * nb + j];
         }
-        epilogue(program.program,
-                 Block{.acc = acc, .acc_stride = nb, .row = row, .col = col, .rows = rows, .cols = cols, .m = m, .n = n});
+        epilogue(
+            program.program,
+            Block{.acc = acc, .acc_stride = nb, .row = row, .col = col, .rows = rows, .cols = cols, .m = m, .n = n});
       }
     });
   }

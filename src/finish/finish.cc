@@ -51,8 +51,7 @@ void log_sum_exp(Cpu& cpu, Matrix<const MaxSum> partial, Vector<float> out) {
     double top[kColumns], sums[kColumns] = {};
     std::fill_n(top, kColumns, kNone);
     for (int64_t slot = 0; slot < partial.rows; ++slot)
-      for (int64_t i = 0; i < count; ++i)
-        top[i] = std::max(top[i], static_cast<double>(partial(slot, first + i).max));
+      for (int64_t i = 0; i < count; ++i) top[i] = std::max(top[i], static_cast<double>(partial(slot, first + i).max));
     for (int64_t slot = 0; slot < partial.rows; ++slot)
       for (int64_t i = 0; i < count; ++i) {
         const MaxSum& state = partial(slot, first + i);

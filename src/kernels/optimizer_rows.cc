@@ -24,13 +24,15 @@ CODA_FN void for_lanes(int64_t n, Body&& body) {
 template <class Isa>
 void unfold_row(const float* folded, const float* weight, const float* gamma, bool add, float* gradient, float* d_gamma,
                 int64_t n) {
-  for_lanes<Isa>(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    const Lanes<Isa> d = load<Isa>(folded + i, count);
-    Lanes<Isa> g = d * load<Isa>(gamma + i, count);
-    if (add) g = g + load<Isa>(static_cast<const float*>(gradient) + i, count);
-    store<Isa>(d_gamma + i, load<Isa>(static_cast<const float*>(d_gamma) + i, count) + d * load<Isa>(weight + i, count), count);
-    store<Isa>(gradient + i, g, count);
-  });
+  for_lanes<Isa>(
+      n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        const Lanes<Isa> d = load<Isa>(folded + i, count);
+        Lanes<Isa> g = d * load<Isa>(gamma + i, count);
+        if (add) g = g + load<Isa>(static_cast<const float*>(gradient) + i, count);
+        store<Isa>(d_gamma + i,
+                   load<Isa>(static_cast<const float*>(d_gamma) + i, count) + d * load<Isa>(weight + i, count), count);
+        store<Isa>(gradient + i, g, count);
+      });
 }
 
 template <class Isa>
@@ -40,10 +42,11 @@ double sum_of_squares(const float* x, int64_t n) {
   for (int64_t first = 0; first < n; first += kGroup) {
     const int64_t size = n - first < kGroup ? n - first : kGroup;
     Lanes<Isa> group = 0.f;
-    for_lanes<Isa>(size, [&](int64_t i, int count) __attribute__((always_inline)) {
-      const Lanes<Isa> value = load<Isa>(x + first + i, count);
-      group = group + value * value;
-    });
+    for_lanes<Isa>(
+        size, [&](int64_t i, int count) __attribute__((always_inline)) {
+          const Lanes<Isa> value = load<Isa>(x + first + i, count);
+          group = group + value * value;
+        });
     total += static_cast<double>(cpu::sum<Isa>(group));
   }
   return total;
@@ -52,24 +55,27 @@ double sum_of_squares(const float* x, int64_t n) {
 template <class Isa>
 void adamw_row(float* p, float* m, float* v, const float* gradient, int64_t n, const AdamWStep& step) {
   const Lanes<Isa> beta1 = step.beta1, beta2 = step.beta2, rest1 = 1.f - step.beta1, rest2 = 1.f - step.beta2;
-  for_lanes<Isa>(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    const Lanes<Isa> g = load<Isa>(gradient + i, count) * step.gradient_scale;
-    const Lanes<Isa> first = beta1 * load<Isa>(static_cast<const float*>(m) + i, count) + rest1 * g;
-    const Lanes<Isa> second = beta2 * load<Isa>(static_cast<const float*>(v) + i, count) + rest2 * (g * g);
-    const Lanes<Isa> kept = load<Isa>(static_cast<const float*>(p) + i, count) * step.decay;
-    store<Isa>(m + i, first, count);
-    store<Isa>(v + i, second, count);
-    store<Isa>(p + i, kept - step.step_size * (first / (sqrt(second) * step.inv_sqrt_correction + step.eps)), count);
-  });
+  for_lanes<Isa>(
+      n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        const Lanes<Isa> g = load<Isa>(gradient + i, count) * step.gradient_scale;
+        const Lanes<Isa> first = beta1 * load<Isa>(static_cast<const float*>(m) + i, count) + rest1 * g;
+        const Lanes<Isa> second = beta2 * load<Isa>(static_cast<const float*>(v) + i, count) + rest2 * (g * g);
+        const Lanes<Isa> kept = load<Isa>(static_cast<const float*>(p) + i, count) * step.decay;
+        store<Isa>(m + i, first, count);
+        store<Isa>(v + i, second, count);
+        store<Isa>(p + i, kept - step.step_size * (first / (sqrt(second) * step.inv_sqrt_correction + step.eps)),
+                   count);
+      });
 }
 
 template <class Isa, class E>
 void fold_row(const float* weight, const float* gamma, E* out, int64_t n) {
-  for_lanes<Isa>(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    Lanes<Isa> w = load<Isa>(weight + i, count);
-    if (gamma != nullptr) w = w * load<Isa>(gamma + i, count);
-    store<Isa>(out + i, w, count);
-  });
+  for_lanes<Isa>(
+      n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        Lanes<Isa> w = load<Isa>(weight + i, count);
+        if (gamma != nullptr) w = w * load<Isa>(gamma + i, count);
+        store<Isa>(out + i, w, count);
+      });
 }
 
 template void unfold_row<isa::CODA_ISA>(const float*, const float*, const float*, bool, float*, float*, int64_t);

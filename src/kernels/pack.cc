@@ -42,7 +42,8 @@ CODA_FN void transpose8(const T* in, int64_t in_stride, float* out, int64_t out_
 
 /// out[k][j] = in[j][k], j < rows, k < cols.
 template <class Isa, class T>
-CODA_FN void transpose_into(const T* in, int64_t in_stride, int64_t rows, int64_t cols, float* out, int64_t out_stride) {
+CODA_FN void transpose_into(const T* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
+                            int64_t out_stride) {
   int64_t k = 0;
   for (; k + 8 <= cols; k += 8) {
     int64_t j = 0;

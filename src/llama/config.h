@@ -9,7 +9,7 @@ struct RopeScaling {
   enum class Kind { none, linear, llama3 };
   Kind kind = Kind::none;
   double factor = 1;
-  double low_freq_factor = 1;                      // llama3 only, as are the next two
+  double low_freq_factor = 1;  // llama3 only, as are the next two
   double high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
 };

@@ -41,8 +41,8 @@ void embedding_backward(Cpu& cpu, Matrix<const E> d_h, Vector<const int32_t> tok
   });
 }
 
-#define CODA_EMBEDDING(E)                                                                                         \
-  template void embedding_forward(Cpu&, Matrix<const float>, Vector<const int32_t>, double, Stream<E>);           \
+#define CODA_EMBEDDING(E)                                                                               \
+  template void embedding_forward(Cpu&, Matrix<const float>, Vector<const int32_t>, double, Stream<E>); \
   template void embedding_backward(Cpu&, Matrix<const E>, Vector<const int32_t>, Matrix<float>, bool);
 CODA_EMBEDDING(float)
 CODA_EMBEDDING(bf16)

@@ -6,7 +6,8 @@ namespace coda::llama {
 
 /// out.h[i] = table[token i] rounded to E; out.inv_rms of the rounded row. table [V, d].
 template <class E>
-void embedding_forward(Cpu& cpu, Matrix<const float> table, Vector<const int32_t> tokens, double rms_eps, Stream<E> out);
+void embedding_forward(Cpu& cpu, Matrix<const float> table, Vector<const int32_t> tokens, double rms_eps,
+                       Stream<E> out);
 
 /// d_table[token i] += d_h[i], in ascending order of i for every element; stored instead where add is false.
 template <class E>

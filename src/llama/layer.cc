@@ -16,7 +16,9 @@ namespace {
 
 constexpr int64_t kSlot = 128;  // columns of a partial row reduction in the programs used here
 
-int64_t slots(int64_t cols) { return (cols + kSlot - 1) / kSlot; }
+int64_t slots(int64_t cols) {
+  return (cols + kSlot - 1) / kSlot;
+}
 
 AttentionShape attention_shape(const Config& config) {
   return {.heads = config.heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
@@ -61,7 +63,8 @@ void qkv_forward(Cpu& cpu, const Places& places, const LayerWeights<E>& weights,
 
 template <class E>
 void mlp_forward(Cpu& cpu, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
-                 Matrix<const E> attention, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out) {
+                 Matrix<const E> attention, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep,
+                 Stream<E> out) {
   const int64_t m = h_in.rows, d = config.hidden;
   const Matrix<float> sum_sq = row_slots(workspace.partial, m, d);
   const Matrix<E> h_mid = tape.h_mid.top(m);
@@ -74,8 +77,7 @@ void mlp_forward(Cpu& cpu, const Config& config, const LayerWeights<E>& weights,
     gemm(cpu, h_mid, weights.gate_up,
          RmsNormSwiGlu<Tensors<E>>{.inv_rms = inv_rms_mid, .gate_up = tape.gate_up.top(m), .y = y});
   else
-    gemm(cpu, h_mid, weights.gate_up,
-         RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = inv_rms_mid, .y = y});
+    gemm(cpu, h_mid, weights.gate_up, RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = inv_rms_mid, .y = y});
   gemm(cpu, y, weights.down, Residual<Tensors<E>>{.residual = h_mid, .h = out.h, .sum_sq = sum_sq});
   inv_rms(cpu, sum_sq, d, config.rms_eps, out.inv_rms);
 }
@@ -85,7 +87,8 @@ void layer_forward(Cpu& cpu, const Config& config, const Places& places, const L
                    Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out) {
   const int64_t m = in.h.rows;
   const Matrix<E> qkv = tape.qkv.top(m), attention = tape.attention.top(m);
-  const Matrix<float> log_sum_exp = keep ? Matrix<float>{tape.log_sum_exp.matrix().data, config.heads, m} : Matrix<float>{};
+  const Matrix<float> log_sum_exp =
+      keep ? Matrix<float>{tape.log_sum_exp.matrix().data, config.heads, m} : Matrix<float>{};
   qkv_forward(cpu, places, weights, in, qkv);
   attention_forward<E>(cpu, attention_shape(config), places.document_starts, qkv, attention, log_sum_exp);
   mlp_forward<E>(cpu, config, weights, in.h, attention, tape, workspace, keep, out);
@@ -121,11 +124,8 @@ void layer_backward(Cpu& cpu, const Config& config, const Places& places, const 
 
   // B2
   gemm(cpu, d_gate_up, transpose(weights.gate_up),
-       RmsNormBackward<Tensors<E>>{.inv_rms = inv_rms_mid,
-                                   .mean_dot = s,
-                                   .h = h_mid,
-                                   .d_residual = d_h_next,
-                                   .d_h = d_h_mid});
+       RmsNormBackward<Tensors<E>>{
+           .inv_rms = inv_rms_mid, .mean_dot = s, .h = h_mid, .d_residual = d_h_next, .d_h = d_h_mid});
   weight_gradient<E>(cpu, d_gate_up, h_mid, gradients.gate_up, add);
 
   // B1
@@ -146,24 +146,20 @@ void layer_backward(Cpu& cpu, const Config& config, const Places& places, const 
                                .dot = dot_qkv});
   mean_dot(cpu, dot_qkv, d, s);
   gemm(cpu, d_qkv, transpose(weights.qkv),
-       RmsNormBackward<Tensors<E>>{.inv_rms = in.inv_rms,
-                                   .mean_dot = s,
-                                   .h = in.h,
-                                   .d_residual = d_h_mid,
-                                   .d_h = d_h});
+       RmsNormBackward<Tensors<E>>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_h_mid, .d_h = d_h});
   weight_gradient<E>(cpu, d_qkv, in.h, gradients.qkv, add);
 }
 
-#define CODA_LAYER(E)                                                                                              \
-  template struct LayerTape<E>;                                                                                    \
-  template struct LayerWorkspace<E>;                                                                               \
-  template void qkv_forward(Cpu&, const Places&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);              \
-  template void mlp_forward(Cpu&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,         \
-                            LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                                   \
-  template void layer_forward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>,         \
-                              LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                                 \
-  template void layer_backward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>,        \
-                               LayerTape<E>&, LayerWorkspace<E>&, Matrix<E>, const LayerGradients&, bool);         \
+#define CODA_LAYER(E)                                                                                       \
+  template struct LayerTape<E>;                                                                             \
+  template struct LayerWorkspace<E>;                                                                        \
+  template void qkv_forward(Cpu&, const Places&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);       \
+  template void mlp_forward(Cpu&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,  \
+                            LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                            \
+  template void layer_forward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>,  \
+                              LayerTape<E>&, LayerWorkspace<E>&, bool, Stream<E>);                          \
+  template void layer_backward(Cpu&, const Config&, const Places&, const LayerWeights<E>&, Stream<const E>, \
+                               LayerTape<E>&, LayerWorkspace<E>&, Matrix<E>, const LayerGradients&, bool);  \
   template void weight_gradient(Cpu&, Matrix<const E>, Matrix<const E>, Matrix<float>, bool);
 CODA_LAYER(float)
 CODA_LAYER(bf16)

@@ -27,8 +27,9 @@ void check_tokens(const Batch& batch, int64_t vocab) {
     for (size_t i = 0; i < ids.size(); ++i) {
       const bool valid = (ids[i] >= 0 && ids[i] < vocab) || (may_be_ignored && ids[i] == kIgnored);
       if (!valid)
-        throw OperandError(fmt::format("{} of row {}", name, i), fmt::format("{}", ids[i]),
-                           fmt::format("an id from 0 to {}{}", vocab - 1, may_be_ignored ? ", or -100 to be ignored" : ""));
+        throw OperandError(
+            fmt::format("{} of row {}", name, i), fmt::format("{}", ids[i]),
+            fmt::format("an id from 0 to {}{}", vocab - 1, may_be_ignored ? ", or -100 to be ignored" : ""));
     }
   };
   if (batch.targets.size() != batch.tokens.size())
@@ -113,7 +114,7 @@ struct Pass {
 
   int64_t tokens;
   bool backward;
-  std::vector<Buffer<E>> h;            // the stream in front of every layer, and behind the last
+  std::vector<Buffer<E>> h;  // the stream in front of every layer, and behind the last
   std::vector<Buffer<float>> inv_rms;
   std::vector<LayerTape<E>> tapes;
   LayerWorkspace<E> workspace;
@@ -191,8 +192,8 @@ double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
   const double loss = vocabulary_loss_backward<E>(cpu, config, last, lm_head, targets, static_cast<float>(1 / *divisor),
                                                   p.vocabulary, d_h, d_lm_head, add);
   for (int64_t l = config.layers - 1; l >= 0; --l)
-    layer_backward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l), p.workspace,
-                      d_h,
+    layer_backward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l),
+                      p.workspace, d_h,
                       {.qkv = gradient(parameters.qkv(l)),
                        .o = gradient(parameters.o(l)),
                        .gate_up = gradient(parameters.gate_up(l)),
@@ -267,7 +268,8 @@ class DecoderOf final : public Decoder::Impl {
         attention_forward<E>(cpu, shape, starts, qkv, attention, {});
       } else {
         const Matrix<const E> seen = cache.row_range(0, length_ + m);
-        attention_decode<E>(cpu, shape, qkv.row(0), seen.col_range(q, kv), seen.col_range(q + kv, kv), attention.row(0));
+        attention_decode<E>(cpu, shape, qkv.row(0), seen.col_range(q, kv), seen.col_range(q + kv, kv),
+                            attention.row(0));
       }
       mlp_forward<E>(cpu, config_, weights, in.h, attention, p.tape(l), p.workspace, false, p.stream(l + 1, m));
     }
@@ -301,36 +303,52 @@ Model::Model(Cpu& cpu, const Config& config, Dtype dtype) {
 }
 Model::~Model() = default;
 
-const Config& Model::config() const { return impl_->config; }
-Dtype Model::dtype() const { return impl_->dtype; }
+const Config& Model::config() const {
+  return impl_->config;
+}
+Dtype Model::dtype() const {
+  return impl_->dtype;
+}
 
 void Model::initialize(uint64_t seed) {
   impl_->parameters.initialize(seed);
   impl_->weights_changed();
 }
 
-double Model::loss(const Batch& batch) { return impl_->run(batch, std::nullopt); }
-double Model::forward_backward(const Batch& batch, double divisor) { return impl_->run(batch, divisor); }
+double Model::loss(const Batch& batch) {
+  return impl_->run(batch, std::nullopt);
+}
+double Model::forward_backward(const Batch& batch, double divisor) {
+  return impl_->run(batch, divisor);
+}
 double Model::update(const AdamW& options) {
   if (!impl_->gradients_started) throw UsageError("update() without gradients; call forward_backward() first");
   return impl_->update(options);
 }
-int64_t Model::updates() const { return impl_->updates; }
-void Model::set_updates(int64_t updates) { impl_->updates = updates; }
+int64_t Model::updates() const {
+  return impl_->updates;
+}
+void Model::set_updates(int64_t updates) {
+  impl_->updates = updates;
+}
 
 std::vector<TensorInfo> Model::tensors() const {
   std::vector<TensorInfo> infos;
   for (const TensorRows& tensor : impl_->parameters.tensors()) infos.push_back(tensor.info);
   return infos;
 }
-void Model::set_tensor(const std::string& name, std::span<const float> value) { impl_->parameters.set(name, value); }
+void Model::set_tensor(const std::string& name, std::span<const float> value) {
+  impl_->parameters.set(name, value);
+}
 void Model::get_tensor(const std::string& name, std::span<float> value) const {
   impl_->parameters.get(name, &Parameter::master, value);
 }
 void Model::get_gradient(const std::string& name, std::span<float> value) const {
   impl_->parameters.get(name, &Parameter::gradient, value);
 }
-void Model::weights_changed() { impl_->weights_changed(); }
+void Model::weights_changed() {
+  impl_->weights_changed();
+}
 
 std::vector<StateTensor> Model::optimizer_state() {
   std::vector<StateTensor> state;
@@ -344,6 +362,8 @@ std::vector<StateTensor> Model::optimizer_state() {
 
 Decoder::Decoder(Model& model) : impl_(model.impl_->decoder()) {}
 Decoder::~Decoder() = default;
-std::span<const float> Decoder::feed(std::span<const int32_t> tokens) { return impl_->feed(tokens); }
+std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
+  return impl_->feed(tokens);
+}
 
 }  // namespace coda::llama

@@ -12,7 +12,7 @@ struct AdamWStep {
   float gradient_scale;  // of clipping
   float decay;           // 1 − lr·weight_decay, 1 for vectors
   float beta1, beta2;
-  float step_size;       // lr / (1 − beta1^t)
+  float step_size;            // lr / (1 − beta1^t)
   float inv_sqrt_correction;  // 1 / sqrt(1 − beta2^t)
   float eps;
 };

@@ -167,8 +167,7 @@ void Parameters::initialize(uint64_t seed) {
 }
 
 template <class E>
-Weights<E>::Weights(Parameters& parameters)
-    : copies_(parameters.all().size()), views_(parameters.all().size()) {
+Weights<E>::Weights(Parameters& parameters) : copies_(parameters.all().size()), views_(parameters.all().size()) {
   for (size_t i = 0; i < copies_.size(); ++i) {
     const Parameter& p = parameters.all()[i];
     const bool looked_up_only = i == Parameters::kEmbedding && !p.unfolded_lookup;
@@ -250,19 +249,19 @@ double adamw_update(Cpu& cpu, Parameters& parameters, Weights<E>& weights, const
   if (!std::isfinite(norm)) return norm;
 
   const double scale = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1.0;
-  AdamWStep step{.gradient_scale = static_cast<float>(scale),
-                 .decay = 1,
-                 .beta1 = static_cast<float>(options.beta1),
-                 .beta2 = static_cast<float>(options.beta2),
-                 .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, static_cast<double>(t)))),
-                 .inv_sqrt_correction =
-                     static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, static_cast<double>(t)))),
-                 .eps = static_cast<float>(options.eps)};
+  AdamWStep step{
+      .gradient_scale = static_cast<float>(scale),
+      .decay = 1,
+      .beta1 = static_cast<float>(options.beta1),
+      .beta2 = static_cast<float>(options.beta2),
+      .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, static_cast<double>(t)))),
+      .inv_sqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, static_cast<double>(t)))),
+      .eps = static_cast<float>(options.eps)};
   // Norm weights first: the matrices are folded with what they become.
   for (Parameter& p : parameters.all())
     if (!p.decays)
-      rows.adamw(p.master.matrix().data, p.moment1.matrix().data, p.moment2.matrix().data, p.gradient.matrix().data, p.cols,
-                 step);
+      rows.adamw(p.master.matrix().data, p.moment1.matrix().data, p.moment2.matrix().data, p.gradient.matrix().data,
+                 p.cols, step);
   step.decay = static_cast<float>(1 - options.lr * options.weight_decay);
   for_tasks([&](size_t, const RowsTask& task, Parameter& p) {
     const int64_t offset = task.first * p.cols;

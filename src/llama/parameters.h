@@ -14,10 +14,10 @@
 namespace coda::llama {
 
 struct Parameter {
-  std::string name;        // "layers.0.qkv"
-  int64_t rows, cols;      // a vector has one row
-  bool decays;             // matrices do
-  int gamma = -1;          // index of the norm weight folded into the columns, or -1
+  std::string name;    // "layers.0.qkv"
+  int64_t rows, cols;  // a vector has one row
+  bool decays;         // matrices do
+  int gamma = -1;      // index of the norm weight folded into the columns, or -1
   Buffer<float> master;
   Buffer<float> gradient;  // of the folded weight until update() unfolds it
   Buffer<float> moment1, moment2;
@@ -31,7 +31,7 @@ struct TensorRows {
   enum class Order { plain, rotary, first, second };
   TensorInfo info;
   int parameter;
-  int64_t first_row;   // in the parameter's own order, before packing
+  int64_t first_row;  // in the parameter's own order, before packing
   int64_t rows;
   Order order;
 };

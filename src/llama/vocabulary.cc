@@ -14,7 +14,9 @@ namespace {
 constexpr int64_t kSlot = 128;
 constexpr int64_t kLogitBytes = int64_t{64} << 20;
 
-int64_t slots(int64_t vocab) { return (vocab + kSlot - 1) / kSlot; }
+int64_t slots(int64_t vocab) {
+  return (vocab + kSlot - 1) / kSlot;
+}
 
 /// A chunk's rows and the views of the workspace that belong to it.
 template <class E>
@@ -124,12 +126,12 @@ double vocabulary_loss_backward(Cpu& cpu, const Config& config, Stream<const E> 
   return loss;
 }
 
-#define CODA_VOCABULARY(E)                                                                                           \
-  template struct VocabularyWorkspace<E>;                                                                            \
-  template double vocabulary_loss(Cpu&, const Config&, Stream<const E>, Matrix<const E>, Vector<const int32_t>,      \
-                                  VocabularyWorkspace<E>&);                                                          \
-  template double vocabulary_loss_backward(Cpu&, const Config&, Stream<const E>, Matrix<const E>,                    \
-                                           Vector<const int32_t>, float, VocabularyWorkspace<E>&, Matrix<E>,         \
+#define CODA_VOCABULARY(E)                                                                                      \
+  template struct VocabularyWorkspace<E>;                                                                       \
+  template double vocabulary_loss(Cpu&, const Config&, Stream<const E>, Matrix<const E>, Vector<const int32_t>, \
+                                  VocabularyWorkspace<E>&);                                                     \
+  template double vocabulary_loss_backward(Cpu&, const Config&, Stream<const E>, Matrix<const E>,               \
+                                           Vector<const int32_t>, float, VocabularyWorkspace<E>&, Matrix<E>,    \
                                            Matrix<float>, bool);
 CODA_VOCABULARY(float)
 CODA_VOCABULARY(bf16)

@@ -20,14 +20,14 @@ template <class E>
 struct VocabularyWorkspace {
   VocabularyWorkspace(const Config& config, int64_t tokens);
   int64_t chunk;
-  Buffer<E> logits;             // [chunk, V]
-  Buffer<float> maxima;         // [V/128, chunk]
-  Buffer<MaxSum> states;        // [V/128, chunk]
-  Buffer<float> partial;        // [V/128, chunk]
-  Buffer<float> log_sum_exp;    // [chunk]
-  Buffer<float> label_logit;    // [chunk]
-  Buffer<float> d_loss;         // [chunk]
-  Buffer<float> mean_dot;       // [chunk]
+  Buffer<E> logits;           // [chunk, V]
+  Buffer<float> maxima;       // [V/128, chunk]
+  Buffer<MaxSum> states;      // [V/128, chunk]
+  Buffer<float> partial;      // [V/128, chunk]
+  Buffer<float> log_sum_exp;  // [chunk]
+  Buffer<float> label_logit;  // [chunk]
+  Buffer<float> d_loss;       // [chunk]
+  Buffer<float> mean_dot;     // [chunk]
 };
 
 /// Sum over the counted targets of -log p(target). Targets are in [0, V) or kIgnored.

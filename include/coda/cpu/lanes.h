@@ -62,10 +62,7 @@ struct Ints {
     static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
   }
   template <class U>
-    requires std::is_convertible_v<U, Ints>
-  CODA_FN Ints& operator=(const U& other) {
-    return *this = Ints(other);
-  }
+  requires std::is_convertible_v<U, Ints> CODA_FN Ints& operator=(const U& other) { return *this = Ints(other); }
   Ints(const Ints&) = default;
   Ints& operator=(const Ints&) = default;
 
@@ -86,17 +83,13 @@ struct Lanes {
   Lanes() = default;
   CODA_FN Lanes(Batch b) : v(b) {}
   template <class U>
-    requires std::is_arithmetic_v<U>
-  CODA_FN Lanes(U x) : v(static_cast<float>(x)) {}
+  requires std::is_arithmetic_v<U> CODA_FN Lanes(U x) : v(static_cast<float>(x)) {}
   template <class U>
   CODA_FN void operator=(const U&) const {
     static_assert(detail::always_false<U>, "an In field of an epilogue program is read-only; assign to an Out field");
   }
   template <class U>
-    requires std::is_convertible_v<U, Lanes>
-  CODA_FN Lanes& operator=(const U& other) {
-    return *this = Lanes(other);
-  }
+  requires std::is_convertible_v<U, Lanes> CODA_FN Lanes& operator=(const U& other) { return *this = Lanes(other); }
   Lanes(const Lanes&) = default;
   Lanes& operator=(const Lanes&) = default;
 
@@ -250,7 +243,9 @@ CODA_FN void store(T* p, Lanes<Isa> x, int n) {
 }
 
 // Pairs in packed order: pair p of a row has its first value in column 16(p/8) + p%8 and its partner 8 further on.
-CODA_FN constexpr int64_t packed_column(int64_t pair) { return (pair / 8) * 16 + pair % 8; }
+CODA_FN constexpr int64_t packed_column(int64_t pair) {
+  return (pair / 8) * 16 + pair % 8;
+}
 
 /// n pairs from a row that starts at row, first pair a multiple of the width (or of 8).
 template <class Isa, class T>

@@ -19,13 +19,13 @@ struct RecomputeLogits {
 
 template <class S = Tensors<bf16>, class Keep = KeepLogits>
 struct CrossEntropy {
-  In<S, PerRow<float>> inv_rms;                       // [M]
-  In<S, PerRow<int32_t>> label;                       // [M]
+  In<S, PerRow<float>> inv_rms;  // [M]
+  In<S, PerRow<int32_t>> label;  // [M]
   Local<S, RowMax<float, 128>> group_max;
-  Out<S, When<Keep, RowMax<float, 128>>> maxima;      // [V/128, M]
-  Out<S, When<Keep, Tile<>>> relative_logits;         // [M, V]
-  Out<S, RowLogSumExp<128>> log_sum_exp;              // [V/128, M]
-  Out<S, RowSum<float, 128>> label_logit;             // [V/128, M]
+  Out<S, When<Keep, RowMax<float, 128>>> maxima;  // [V/128, M]
+  Out<S, When<Keep, Tile<>>> relative_logits;     // [M, V]
+  Out<S, RowLogSumExp<128>> log_sum_exp;          // [V/128, M]
+  Out<S, RowSum<float, 128>> label_logit;         // [V/128, M]
 
   CODA_FN void measure(Real<S>& acc) {
     acc = inv_rms * acc;
