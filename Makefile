@@ -3,16 +3,16 @@
 
 # What `make train` trains: about 3 million parameters, about two minutes on two cores.
 DATA    ?= data/shakespeare.txt
-STEPS   ?= 400
-BATCH   ?= 8
-SEQ     ?= 256
+STEPS   ?= 900
+BATCH   ?= 4
+SEQ     ?= 128
 LR      ?= 2e-3
 HIDDEN  ?= 256
 LAYERS  ?= 4
 HEADS   ?= 8
 KVHEADS ?= 4
 FFN     ?= 688
-TRAIN_FLAGS ?= --holdout 0.05 --schedule cosine --warmup 20 --min-lr 2e-4
+TRAIN_FLAGS ?= --holdout 0.05 --schedule cosine --warmup 50 --min-lr 1e-4
 
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
