@@ -9,6 +9,7 @@
 
 #include "coda/error.h"
 #include "commands.h"
+#include "cpu/isa.h"
 #include "train/version.h"
 
 namespace {
@@ -20,6 +21,15 @@ int refuse(std::string message, int code) {
   std::ranges::replace(message, '\n', ' ');
   fmt::print(stderr, "coda: {}\n", message);
   return code;
+}
+
+/// One line where the CPU engine will be slow. Throws UsageError if CODA_CPU_ISA asks for what is not there.
+void announce_slow_engine() {
+  if (coda::cpu::chosen_isa() == coda::cpu::Isa::generic) {
+    fmt::print(
+        stderr,
+        "coda: running on SSE2, several times slower than on AVX2, which this CPU lacks or CODA_CPU_ISA excludes\n");
+  }
 }
 
 }  // namespace
@@ -46,9 +56,14 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return refuse(fmt::format("{} (see {} --help)", error.what(), argc > 0 ? argv[0] : "coda"), kMisuse);
+    std::string help = app.get_name();
+    for (const coda::cli::Command& command : commands) {
+      if (command.app->parsed()) help += " " + command.app->get_name();
+    }
+    return refuse(fmt::format("{} (see {} --help)", error.what(), help), kMisuse);
   }
   try {
+    announce_slow_engine();
     for (const coda::cli::Command& command : commands) {
       if (command.app->parsed()) return command.run();
     }

@@ -184,7 +184,7 @@ Command train_command(CLI::App& coda) {
   add(kRun, "--resume", arguments->resume, "DIR", "go on with the run in this folder")->excludes(out)->excludes(init);
   show_default(add(kRun, "--threads", o.threads, "N", "0 for all; results do not depend on it"));
   add(kRun, "--eval-every", o.eval_every, "N",
-      "steps between validations, on 64 windows at most, 4096 at the end [--steps / 10]")
+      "steps between validations, on 64 windows at most, 4096 at the end [--steps / 10, at least 10]")
       ->check(CLI::PositiveNumber);
   add(kRun, "--save-every", o.save_every, "N", "steps between checkpoints [about a minute]")
       ->check(CLI::PositiveNumber);

@@ -75,6 +75,16 @@ TEST_F(CliTest, HelpAndVersion) {
   EXPECT_TRUE(coda("--version").out.starts_with("coda "));
 }
 
+TEST_F(CliTest, SaysThatAnEngineIsSlow) {
+  const std::string train = coda_binary() + " " + tiny_ + "--data text --holdout 0 --steps 1 --out ";
+  const Result slow = shell("CODA_CPU_ISA=generic " + train + "slow");
+  EXPECT_EQ(slow.code, 0);
+  EXPECT_TRUE(slow.error.starts_with("coda: running on SSE2")) << slow.error;
+  const Result unknown = shell("CODA_CPU_ISA=mmx " + train + "unknown");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_EQ(unknown.error, "coda: CODA_CPU_ISA is mmx; it needs generic, avx2 or avx512\n");
+}
+
 TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("", 2, "subcommand");
   expect_refused("fly", 2, "");
