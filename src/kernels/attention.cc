@@ -27,25 +27,28 @@ constexpr int64_t round_up(int64_t a, int64_t b) {
   return (a + b - 1) / b * b;
 }
 
-/// exp(x) for x <= 0 or a little above, to one unit in the last place; 0 below exp(-86), for the few values near the
-/// smallest normal float are nothing beside the 1 of the row's maximum.
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+/// 2^x for x <= 0 or a little above, to one unit in the last place, and 2^-126 below: nothing beside the 1 of a row's maximum.
+/// NaN stays NaN.
 template <class Isa>
-CODA_FN Lanes<Isa> exp_small(Lanes<Isa> x) {
+CODA_FN Lanes<Isa> exp2_small(Lanes<Isa> x) {
   using L = Lanes<Isa>;
   using Int = IntBatch<Isa>;
-  // x = n ln 2 + r, |r| <= ln 2 / 2. Adding 1.5·2²³ leaves n in the lowest bits.
-  const L shifted = fma(x, L(1.44269504f), L(12582912.f));
-  const L n = shifted - L(12582912.f);
-  L r = fma(n, L(-0.693359375f), x);
-  r = fma(n, L(2.12194440e-4f), r);
-  // (exp(r) - 1 - r) / r² interpolated in Chebyshev's nodes: relative error 1e-8.
-  L p = fma(r, L(1.39263261e-3f), L(8.36329255e-3f));
-  p = fma(p, r, L(4.16665524e-2f));
-  p = fma(p, r, L(1.66665763e-1f));
-  p = fma(p, r, L(0.5f));
-  p = fma(r * r, p, r) + L(1.f);
+  x = max(L(-126.f), x);
+  // x = n + f, |f| <= 1/2, f exact. Adding 1.5·2²³ leaves n in the lowest bits.
+  const L shifted = x + L(12582912.f);
+  const L f = x - (shifted - L(12582912.f));
+  // (2^f - 1) / f interpolated in Chebyshev's nodes: relative error 1e-8.
+  L p = fma(f, L(1.54532623e-4f), L(1.33909786e-3f));
+  p = fma(p, f, L(9.61808208e-3f));
+  p = fma(p, f, L(5.55035695e-2f));
+  p = fma(p, f, L(2.40226507e-1f));
+  p = fma(p, f, L(6.93147182e-1f));
+  p = fma(p, f, L(1.f));
   const Int bits = xsimd::bitwise_cast<Int>(p.v) + (xsimd::bitwise_cast<Int>(shifted.v) << 23);
-  return select(x < L(-86.f), L(0.f), L(xsimd::bitwise_cast<typename L::Batch>(bits)));
+  return xsimd::bitwise_cast<typename L::Batch>(bits);
 }
 
 /// rows × cols values one row after the other, cols a multiple of 16; rows up to padded_rows are zero.
@@ -76,8 +79,8 @@ CODA_FN void copy_tiles(const E* from, int64_t stride, int64_t tokens, int64_t p
     }
 }
 
-/// One row of scores, of which the first valid ones count, becomes exp(scale·s − max), and o what it is relative to the
-/// new maximum.
+/// One row of scores, of which the first valid ones count, becomes 2^(scale·s − max), and o what it is relative to the new
+/// maximum.
 template <class Isa>
 CODA_FN void softmax_row(float* s, int64_t valid, int64_t cols, float scale, bool first, float* row_max, float* row_sum,
                          float* o, int64_t head_dim) {
@@ -102,7 +105,7 @@ CODA_FN void softmax_row(float* s, int64_t valid, int64_t cols, float scale, boo
     new_max = highest > *row_max ? highest : *row_max;
     corrected_sum = *row_sum;
     if (new_max != *row_max) {
-      const L correction = exp_small<Isa>(L(*row_max - new_max));
+      const L correction = exp2_small<Isa>(L(*row_max - new_max));
       for (int64_t j = 0; j < head_dim; j += width) store<Isa>(o + j, correction * load<Isa>(o + j));
       alignas(64) float lane[width];
       store<Isa>(lane, correction);
@@ -116,14 +119,14 @@ CODA_FN void softmax_row(float* s, int64_t valid, int64_t cols, float scale, boo
   const L factor(scale), shift(-new_max);
   for (int64_t j = 0; j < whole; j += kTile)
     for (int u = 0; u < parts; ++u) {
-      const L p = exp_small<Isa>(fma(load<Isa>(s + j + u * width), factor, shift));
+      const L p = exp2_small<Isa>(fma(load<Isa>(s + j + u * width), factor, shift));
       sum[u] = sum[u] + p;
       store<Isa>(s + j + u * width, p);
     }
   int64_t done = whole;
   if (rest > 0) {
     for (int u = 0; u < parts; ++u) {
-      const L p = exp_small<Isa>(fma(load<Isa>(s + whole + u * width), factor, shift));
+      const L p = exp2_small<Isa>(fma(load<Isa>(s + whole + u * width), factor, shift));
       const L kept = select(iota<Isa>() < Ints<Isa>(rest - u * width), p, L(0.f));
       sum[u] = sum[u] + kept;
       store<Isa>(s + whole + u * width, kept);
@@ -150,7 +153,7 @@ void attend(const Forward<E>& forward, const QueryChunk& chunk, float* scratch) 
   const int64_t tokens = least(b.query_chunk, chunk.document.tokens - chunk.first);
   const int64_t rows = b.strip_rows();
   const int64_t strips = (tokens + b.strip_tokens - 1) / b.strip_tokens;
-  const float scale = 1 / std::sqrt(static_cast<float>(dh));
+  const float scale = kLog2E / std::sqrt(static_cast<float>(dh));  // scores and their maxima are in powers of 2
 
   // Rows of q, o and the statistics: (strip, bunch of heads, tile, head, token).
   const int64_t chunk_rows = b.query_chunk * group;
@@ -189,11 +192,12 @@ void attend(const Forward<E>& forward, const QueryChunk& chunk, float* scratch) 
       for (int64_t bunch = 0; bunch < bunches; ++bunch) {
         const int64_t row = (strip * bunches + bunch) * rows;
         scores(q + row * dh, k, s);
-        for (int64_t i = 0; i < rows; ++i) {
-          const int64_t own = token + i / (kTile * b.heads_together) * kTile + i % kTile;
-          softmax_row<Isa>(s + i * b.key_block, least(own + 1 - key, cols), cols, scale, key == 0, top + row + i,
-                           sum + row + i, o + (row + i) * dh, dh);
-        }
+        for (int64_t i = 0, tile = token; i < rows; tile += kTile)
+          for (int64_t next = i + kTile * b.heads_together; i < next; ++i) {
+            const int64_t seen = least(tile + i % kTile + 1 - key, cols);
+            softmax_row<Isa>(s + i * b.key_block, seen, cols, scale, key == 0, top + row + i, sum + row + i,
+                             o + (row + i) * dh, dh);
+          }
         values(s, v, o + row * dh);
       }
     }
@@ -217,7 +221,7 @@ void attend(const Forward<E>& forward, const QueryChunk& chunk, float* scratch) 
         if (forward.log_sum_exp.data == nullptr) continue;
         float* lse = forward.log_sum_exp.row(first_head + head) + document + chunk.first + token;
         for (int64_t i = 0; i < left; i += L::width)
-          store<Isa>(lse + i, load<Isa>(top + row + i) + log(load<Isa>(sum + row + i)),
+          store<Isa>(lse + i, fma(load<Isa>(top + row + i), L(kLn2), log(load<Isa>(sum + row + i))),
                      static_cast<int>(least(left - i, L::width)));
       }
 }
@@ -236,7 +240,7 @@ CODA_FN void softmax_backward(float* s, float* d_p, int64_t keys, int64_t cols, 
     float* s_row = s + i * stride;
     float* d_row = d_p + i * stride;
     for (int64_t j = 0; j < cols; j += L::width) {
-      L p = exp_small<Isa>(fma(load<Isa>(s_row + j), factor, -load<Isa>(log_sum_exp + j)));
+      L p = exp2_small<Isa>(fma(load<Isa>(s_row + j), factor, -load<Isa>(log_sum_exp + j)));
       if (j < masked) {
         const int token = static_cast<int>(j % kTile);
         p = select(iota<Isa>() < Ints<Isa>(static_cast<int>(i) - token), L(0.f), p);
@@ -298,26 +302,28 @@ void attend_backward(const Backward<E>& backward, const KeyChunk& chunk, float* 
       copy_tiles<Isa>(backward.d_out.row(row) + head * dh, backward.d_out.stride, queries, b.query_block,
                       b.heads_together, dh, d_o);
       transpose_rows<Isa>(d_o, dh, cols, dh, d_o_t, cols);
-      for (int64_t c = 0; c < cols; ++c) {
-        const int64_t token = c / tile_cols * kTile + c % kTile, one = c / kTile % b.heads_together;
-        if (token >= queries) {  // no query: its p is exp(-inf)
-          lse[c] = INFINITY;
-          delta[c] = 0;
-          continue;
-        }
-        lse[c] = backward.log_sum_exp(head + one, row + token);
-        const E* o = backward.out.row(row + token) + (head + one) * dh;
-        L sum(0.f);
-        for (int64_t j = 0; j < dh; j += L::width) sum = fma(load<Isa>(o + j), load<Isa>(d_o + c * dh + j), sum);
-        delta[c] = cpu::sum<Isa>(sum);
-      }
+      int64_t c = 0;
+      for (int64_t tile = 0; tile < b.query_block; tile += kTile)
+        for (int64_t one = head; one < head + b.heads_together; ++one)
+          for (int64_t token = tile; token < tile + kTile; ++token, ++c) {
+            if (token >= queries) {  // no query: its p is 2^-126 and its d_out 0
+              lse[c] = INFINITY;
+              delta[c] = 0;
+              continue;
+            }
+            lse[c] = backward.log_sum_exp(one, row + token) * kLog2E;
+            const E* o = backward.out.row(row + token) + one * dh;
+            L sum(0.f);
+            for (int64_t j = 0; j < dh; j += L::width) sum = fma(load<Isa>(o + j), load<Isa>(d_o + c * dh + j), sum);
+            delta[c] = cpu::sum<Isa>(sum);
+          }
       std::memset(d_q_t, 0, static_cast<size_t>(cols * dh) * sizeof(float));
 
       const auto strip = [&](const BackwardProducts& products, int64_t key, int64_t strip_keys, int64_t col,
                              int64_t masked) {
         products.scores(k + key * dh, q_t + col, s);
         products.scores(v + key * dh, d_o_t + col, d_p);
-        softmax_backward<Isa>(s, d_p, strip_keys, cols - col, cols, masked, scale, lse + col, delta + col);
+        softmax_backward<Isa>(s, d_p, strip_keys, cols - col, cols, masked, scale * kLog2E, lse + col, delta + col);
         products.keys(s, d_o + col * dh, d_v + key * dh);
         products.keys(d_p, q + col * dh, d_k + key * dh);
         products.queries(k_t + key, d_p, d_q_t + col);
@@ -333,22 +339,25 @@ void attend_backward(const Backward<E>& backward, const KeyChunk& chunk, float* 
       transpose_rows<Isa>(d_q_t, cols, dh, cols, d_q, dh);
       const bool first = chunk.previous == nullptr;
       if (!first && bunch == 0) chunk.previous->wait_for(query + queries);
-      for (int64_t c = 0; c < cols; ++c) {
-        const int64_t token = c / tile_cols * kTile + c % kTile, one = c / kTile % b.heads_together;
-        if (token >= queries) continue;
-        const float* from = d_q + c * dh;
-        float* total = backward.d_q_sum.row(row + token) + (head + one) * dh;
-        E* to = backward.d_qkv.row(row + token) + (head + one) * dh;
-        for (int64_t j = 0; j < dh; j += L::width) {
-          L x = load<Isa>(from + j);
-          if (!first) x = x + load<Isa>(total + j);
-          // The chunk that holds the query's own key is the last that it sees.
-          if (on_border)
-            store<Isa>(to + j, x * L(scale));
-          else
-            store<Isa>(total + j, x);
-        }
-      }
+      c = 0;
+      for (int64_t tile = 0; tile < b.query_block; tile += kTile)
+        for (int64_t one = head; one < head + b.heads_together; ++one)
+          for (int64_t token = tile; token < tile + kTile; ++token, ++c) {
+            if (token >= queries) continue;
+            const float* from = d_q + c * dh;
+            // A document of one chunk has no sum: the matrix may be null.
+            float* total = first && on_border ? nullptr : backward.d_q_sum.row(row + token) + one * dh;
+            E* to = backward.d_qkv.row(row + token) + one * dh;
+            for (int64_t j = 0; j < dh; j += L::width) {
+              L x = load<Isa>(from + j);
+              if (!first) x = x + load<Isa>(total + j);
+              // The chunk that holds the query's own key is the last that it sees.
+              if (on_border)
+                store<Isa>(to + j, x * L(scale));
+              else
+                store<Isa>(total + j, x);
+            }
+          }
     }
     chunk.own->reach(query + queries);
   }
@@ -369,7 +378,7 @@ void attend_one(const Decode<E>& decode, int64_t kv_head, float* scratch) {
   using L = Lanes<Isa>;
   const AttentionShape& shape = decode.shape;
   const int64_t dh = shape.head_dim, group = shape.heads / shape.kv_heads;
-  const float scale = 1 / std::sqrt(static_cast<float>(dh));
+  const float scale = kLog2E / std::sqrt(static_cast<float>(dh));
   float* q = scratch;                    // [group, dh]
   float* o = q + group * dh;             // [group, dh]
   float* s = o + group * dh;             // [group, kDecodeKeys]
