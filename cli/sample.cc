@@ -1,9 +1,11 @@
 // coda sample: what a model writes.
 #include "train/sample.h"
+#include "train/run.h"
 
 #include <fmt/format.h>
 
 #include <charconv>
+#include <filesystem>
 #include <memory>
 
 #include "coda/error.h"
@@ -62,7 +64,12 @@ int run(const Arguments& arguments) {
   Cpu cpu(arguments.threads);
   llama::Model model(cpu, config, arguments.dtype);
   train::load_weights(arguments.model, model);
-  const std::vector<int32_t> more = train::sample(model, tokens, arguments.sampling);
+  train::SampleOptions sampling = arguments.sampling;
+  // Past what it was trained on a model babbles.
+  if (sampling.context == 0 && std::filesystem::exists(std::filesystem::path(arguments.model) / "run.json")) {
+    sampling.context = train::read_run(arguments.model).options.seq;
+  }
+  const std::vector<int32_t> more = train::sample(model, tokens, sampling);
   tokens.insert(tokens.end(), more.begin(), more.end());
   fmt::print("{}\n", text ? train::printable(tokens) : fmt::format("{}", fmt::join(tokens, " ")));
   return 0;
@@ -79,6 +86,10 @@ Command sample_command(CLI::App& coda) {
   show_default(
       app->add_option("--temperature", a->sampling.temperature, "0 takes the likeliest, 1 follows the model's chances")
           ->option_text("X"));
+  app->add_option(
+         "--context", a->sampling.context,
+         "tokens that it sees at most, the later half again when that is full [--seq of its run, or all its positions]")
+      ->option_text("N");
   show_default(app->add_option("--seed", a->sampling.seed, "of the chances")->option_text("S"));
   add_dtype(*app, a->dtype, "to compute in");
   show_default(app->add_option("--threads", a->threads, "0 for all")->option_text("N"));

@@ -80,12 +80,8 @@ void report(train::Trainer& trainer, const Options& options, const train::Outcom
   progress.note(fmt::format("model  {}, after {} steps", trainer.dir().string(), outcome.step));
   if (options.token_type != train::TokenType::byte || trainer.model().config().vocab != 256) return;
   constexpr int32_t kPrompt[] = {'\n'};
-  // No longer than what it was trained on: past that its positions are new to it, and it babbles.
-  constexpr int64_t kLength = 400;
-  const train::SampleOptions sampling{
-      .length = std::min({kLength, options.seq, trainer.model().config().max_positions}),
-      .temperature = 0.8,
-      .seed = options.seed};
+  // It sees no more than what it was trained on: past that its positions are new to it, and it babbles.
+  const train::SampleOptions sampling{.length = 400, .temperature = 0.8, .seed = options.seed, .context = options.seq};
   progress.note(fmt::format("sample at temperature {}:", sampling.temperature));
   progress.note(train::printable(train::sample(trainer.model(), kPrompt, sampling)));
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "coda/error.h"
 #include "random.h"
@@ -59,22 +60,26 @@ std::vector<int32_t> sample(llama::Model& model, std::span<const int32_t> prompt
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature)) {
     throw UsageError(fmt::format("--temperature is {}; it needs a finite number of at least 0", options.temperature));
   }
-  // The last token is not fed back, so it takes no position.
-  const int64_t most = config.max_positions + 1 - std::ssize(prompt);
-  if (options.length > most) {
-    throw UsageError(fmt::format("--length is {}; after a prompt of {} tokens the model has positions for {}",
-                                 options.length, prompt.size(), std::max<int64_t>(0, most)));
-  }
+  if (options.context < 0) throw UsageError(fmt::format("--context is {}; it needs at least 0", options.context));
+  const int64_t context = options.context == 0 ? config.max_positions : std::min(options.context, config.max_positions);
 
-  llama::Decoder decoder(model);
-  std::vector<int32_t> tokens;
-  std::span<const int32_t> next = prompt;
+  std::vector<int32_t> tokens(prompt.begin(), prompt.end());
+  const auto latest = [&](int64_t count) {
+    return std::span<const int32_t>(tokens).last(static_cast<size_t>(std::min(count, std::ssize(tokens))));
+  };
+  std::optional<llama::Decoder> decoder;
+  int64_t fed = 0;
   for (int64_t i = 0; i < options.length; ++i) {
-    const std::span<const float> logits = decoder.feed(next);
+    // A full context starts again from its later half.
+    const bool anew = !decoder || fed == context;
+    if (anew) decoder.emplace(model);
+    const std::span<const int32_t> next = latest(!anew ? 1 : fed == 0 ? context : std::max<int64_t>(1, context / 2));
+    fed = (anew ? 0 : fed) + std::ssize(next);
+    const std::span<const float> logits = decoder->feed(next);
     const uint64_t random = mix(mix(options.seed) + static_cast<uint64_t>(i));
     tokens.push_back(choose(logits, options.temperature, static_cast<double>(random >> 11) * 0x1p-53));
-    next = std::span<const int32_t>(tokens).last(1);
   }
+  tokens.erase(tokens.begin(), tokens.begin() + std::ssize(prompt));
   return tokens;
 }
 
