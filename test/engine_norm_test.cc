@@ -19,10 +19,10 @@ using Programs =
 TYPED_TEST_SUITE(Norm, Programs);
 
 TYPED_TEST(Norm, Products) {
-  check_products<TypeParam>(1);
+  check_products<TypeParam>(seed_of<TypeParam>());
 }
 TYPED_TEST(Norm, Maps) {
-  check_maps<TypeParam>(2);
+  check_maps<TypeParam>(seed_of<TypeParam>());
 }
 
 TEST(NormInPlace, TheStreamOverwritesTheResidual) {

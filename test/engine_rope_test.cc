@@ -15,10 +15,10 @@ using Programs = testing::Types<RmsNormRope<F>, RmsNormRope<B>, RopeBackward<F>,
 TYPED_TEST_SUITE(Rope, Programs);
 
 TYPED_TEST(Rope, Products) {
-  check_products<TypeParam>(1);
+  check_products<TypeParam>(seed_of<TypeParam>());
 }
 TYPED_TEST(Rope, Maps) {
-  check_maps<TypeParam>(2);
+  check_maps<TypeParam>(seed_of<TypeParam>());
 }
 
 TEST(RopeInPlace, OverTheMatrixOfAMap) {

@@ -199,6 +199,10 @@ class Case {
   void reset() {
     for (Storage& s : storages_) s.reset();
   }
+  /// Takes what a test has written into the operands for what they hold.
+  void remember() {
+    for (Storage& s : storages_) s.remember();
+  }
 
   Worst compare(const oracle::Outputs<Bounded>& expected) {
     Worst worst;
@@ -289,7 +293,7 @@ class Case {
       size_t i = 0;
       (make(field, fields[i++]), ...);
     });
-    for (Storage& s : storages_) s.remember();
+    remember();
   }
   std::pair<int64_t, int64_t> shape_of(const Field& field) const {
     switch (field.kind) {
@@ -406,28 +410,24 @@ struct AsTheOracle {
   void operator()(Case<P>&, oracle::Outputs<Bounded>&) const {}
 };
 
-/// Runs c on every instruction set and several numbers of threads, and compares.
+/// Runs c on every instruction set, on one thread and on several, and compares.
 template <class P, class Expected = AsTheOracle>
-void expect_matches(Case<P>& c, const std::string& what, const Expected& after_a_run = {}) {
+void expect_matches(Case<P>& c, int threads, const std::string& what, const Expected& after_a_run = {}) {
   auto expected = c.expected();
   for (cpu::Isa isa : instruction_sets()) {
     const Chosen chosen(isa);
     const std::string where = what + " on " + std::string(cpu::name(isa));
-    std::vector<std::byte> first;
-    for (int threads : {1, 2, 3, 5}) {
-      c.run(pool(threads));
-      if (threads == 1) {
-        after_a_run(c, expected);
-        const Worst worst = c.compare(expected);
-        EXPECT_LE(worst.score, 1) << where << ": " << worst;
-        c.expect_untouched();
-        first = c.memory();
-      } else {
-        EXPECT_TRUE(first == c.memory()) << where << ": " << threads << " threads give other bits than one";
-      }
-    }
+    c.run(pool(1));
+    after_a_run(c, expected);
+    const Worst worst = c.compare(expected);
+    EXPECT_LE(worst.score, 1) << where << ": " << worst;
+    c.expect_untouched();
+    const std::vector<std::byte> alone = c.memory();
+    c.run(pool(threads));
+    EXPECT_TRUE(alone == c.memory()) << where << ": " << threads << " threads give other bits than one";
   }
 }
+inline constexpr std::array kThreads = {2, 3, 5};
 
 struct Size {
   int64_t m, n, k;
@@ -442,19 +442,34 @@ inline std::string text(const Size& size) {
   return std::to_string(size.m) + "x" + std::to_string(size.n) + "x" + std::to_string(size.k);
 }
 
-/// P in every operand form, over all sizes, with float and bf16 factors mixed.
+/// A seed of P's own, so that the programs of a suite meet a size in different forms.
+template <class P>
+constexpr uint64_t seed_of() {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (char c : std::string_view(__PRETTY_FUNCTION__)) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return hash;
+}
+
+/// Whether a program meets every operand form at every size, or one form at each size in turn: how factors are read does not
+/// depend on the program.
+enum class Forms { in_turn, all };
+
+/// P over all sizes, with float and bf16 factors mixed.
 template <class P, class Expected = AsTheOracle>
-void check_products(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {}) {
+void check_products(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {},
+                    Forms forms = Forms::in_turn) {
+  constexpr std::array kForms = {std::tuple{Order::plain, Order::plain, "TN "},
+                                 std::tuple{Order::plain, Order::transposed, "NN "},
+                                 std::tuple{Order::transposed, Order::transposed, "NT "}};
   Random random(seed);
-  int turn = 0;
+  size_t turn = seed;
   for (Size size : kSizes) {
     const int64_t step = column_step<P>();
     size.n = (size.n + step - 1) / step * step;
-    for (const auto& [a_order, b_order, form] :
-         {std::tuple{Order::plain, Order::plain, "TN "}, std::tuple{Order::plain, Order::transposed, "NN "},
-          std::tuple{Order::transposed, Order::transposed, "NT "}}) {
+    for (size_t i = 0; i < (forms == Forms::all ? kForms.size() : 1); ++i, ++turn) {
+      const auto& [a_order, b_order, form] = kForms[turn % kForms.size()];
       Case<P> c(size.m, size.n, random, options);
-      switch (turn++ % 4) {  // 3 forms: every form meets every mixture
+      switch (turn % 4) {  // there are 3 forms: every form meets every mixture
         case 0:
           c.template product<float, float>(size.k, a_order, b_order);
           break;
@@ -468,7 +483,7 @@ void check_products(uint64_t seed, const CaseOptions& options = {}, const Expect
           c.template product<bf16, float>(size.k, a_order, b_order);
           break;
       }
-      expect_matches(c, form + text(size), after_a_run);
+      expect_matches(c, kThreads[turn / 3 % kThreads.size()], form + text(size), after_a_run);
       if (testing::Test::HasFailure()) return;  // one is enough to read
     }
   }
@@ -487,6 +502,7 @@ struct InPlaceOf {
 template <class P, class Expected = AsTheOracle, class Element = AnyElement>
 void check_maps(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {}, Element = {}) {
   Random random(seed);
+  size_t turn = seed;
   for (Size size : kSizes) {
     const int64_t step = column_step<P>();
     size.n = (size.n + step - 1) / step * step;
@@ -495,7 +511,7 @@ void check_maps(uint64_t seed, const CaseOptions& options = {}, const Expected& 
       c.template map<float>();
     else
       c.template map<bf16>();
-    expect_matches(c, "map " + text(size), after_a_run);
+    expect_matches(c, kThreads[turn++ % kThreads.size()], "map " + text(size), after_a_run);
     if (testing::Test::HasFailure()) return;
   }
 }

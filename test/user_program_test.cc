@@ -16,10 +16,10 @@ using Programs = testing::Types<HeadNorm<F>, HeadNorm<B>, GroupSoftmax<F>, Group
 TYPED_TEST_SUITE(UserProgram, Programs);
 
 TYPED_TEST(UserProgram, Products) {
-  check_products<TypeParam>(1);
+  check_products<TypeParam>(seed_of<TypeParam>());
 }
 TYPED_TEST(UserProgram, Maps) {
-  check_maps<TypeParam>(2);
+  check_maps<TypeParam>(seed_of<TypeParam>());
 }
 
 }  // namespace
