@@ -132,7 +132,7 @@ double Options::holdout_fraction() const {
 }
 
 int64_t Options::evaluation_interval() const {
-  return eval_every > 0 ? eval_every : std::max<int64_t>(1, steps / 10);
+  return eval_every > 0 ? eval_every : std::max<int64_t>(10, steps / 10);
 }
 
 Schedule Options::learning_rate() const {

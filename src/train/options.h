@@ -50,7 +50,7 @@ struct Options {
   double clip = 1.0;
 
   int threads = 0;         // 0: all
-  int64_t eval_every = 0;  // 0: ten times in a run
+  int64_t eval_every = 0;  // 0: ten times in a run, but not before ten steps
   int64_t save_every = 0;  // 0: about once a minute
   int64_t keep = 1;
 

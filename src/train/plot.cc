@@ -96,14 +96,14 @@ std::string polyline(const std::vector<Point>& points, const char* name, const c
   return out + "\"/>\n";
 }
 
-/// The mean over a window around each step, a thirtieth of the run wide. It is centred, for a mean of past steps alone
-/// would lie above a falling loss; at the end of the run, where the loss hardly falls, it makes do with the past.
+/// The mean over a window around each step, a thirtieth of the run wide, five steps at least. It is centred, for a mean of
+/// past steps alone would lie above a falling loss; at the run's end, where the loss hardly falls, it makes do with the past.
 std::vector<double> smoothed(std::span<const StepMetrics> steps) {
   std::vector<double> sums = {0};
   for (const StepMetrics& s : steps) sums.push_back(sums.back() + s.loss);
   std::vector<double> means;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const size_t reach = std::min(i, steps.size() / 60);
+    const size_t reach = std::min(i, std::max(steps.size() / 60, std::min<size_t>(2, steps.size() / 10)));
     const size_t begin = i - reach, end = std::min(steps.size(), i + reach + 1);
     means.push_back((sums[end] - sums[begin]) / static_cast<double>(end - begin));
   }

@@ -27,7 +27,8 @@ void Progress::step(const StepMetrics& metrics) {
   const auto now = Clock::now();
   const int64_t done = metrics.step + 1;
   const bool first = metrics.step == first_;
-  rate_ = first ? metrics.tokens_per_s : 0.9 * rate_ + 0.1 * metrics.tokens_per_s;
+  // The first step is slow, it meets everything for the first time: it counts only until there is another.
+  rate_ = metrics.step <= first_ + 1 ? metrics.tokens_per_s : 0.9 * rate_ + 0.1 * metrics.tokens_per_s;
 
   const bool due =
       first || done == steps_ || now - shown_ >= (terminal_ ? Clock::duration(kTerminalInterval) : kPlainInterval);
