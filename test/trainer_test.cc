@@ -240,7 +240,7 @@ TEST_F(TrainerTest, SamplesAreAPureFunctionOfTheSeed) {
   EXPECT_EQ(draw(0, 3), draw(0, 4));
   EXPECT_EQ(draw(1, 3).size(), 40u);
   EXPECT_THROW(sample(trainer.model(), {}, {}), UsageError);
-  EXPECT_THROW(sample(trainer.model(), prompt, {.length = 2048}), UsageError);
+  EXPECT_THROW(sample(trainer.model(), prompt, {.length = -1}), UsageError);
   EXPECT_THROW(sample(trainer.model(), std::vector<int32_t>{256}, {}), UsageError);
 }
 
