@@ -50,7 +50,7 @@ Cpu::Pool::Pool(int threads) : thread_scratch(static_cast<size_t>(threads)) {
 
 Cpu::Pool::~Pool() {
   stop_ = true;
-  ++round_;
+  round_ = ~uint64_t{0};
   round_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
@@ -61,15 +61,19 @@ void Cpu::Pool::run(int64_t count, const std::function<void(int64_t, int)>& body
     for (int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
+  const uint64_t round = (round_ + 1) & (~uint64_t{0} >> kIndexBits);
+  // Closed while it is set up: a late worker must not take an index beyond the last round's.
+  next_ = round << kIndexBits | kIndexMask;
   body_ = &body;
   count_ = count;
-  next_ = 0;
+  done_ = 0;
+  failed_ = false;
   failure_ = nullptr;
-  busy_ = static_cast<int>(workers_.size());
-  ++round_;
+  next_ = round << kIndexBits;
+  round_ = round;
   round_.notify_all();
-  take_indices(0);
-  for (int left = busy_; left != 0; left = busy_) wait_while(busy_, left);
+  take_indices(round, 0);
+  for (int64_t done = done_; done != count; done = done_) wait_while(done_, done);
   if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -79,18 +83,25 @@ void Cpu::Pool::work(int thread) {
     wait_while(round_, seen);
     seen = round_;
     if (stop_) return;
-    take_indices(thread);
-    if (--busy_ == 0) busy_.notify_one();
+    take_indices(seen, thread);
   }
 }
 
-void Cpu::Pool::take_indices(int thread) {
-  try {
-    for (int64_t i = next_++; i < count_; i = next_++) (*body_)(i, thread);
-  } catch (...) {
-    next_ = count_;
-    const std::lock_guard lock(failure_mutex_);
-    if (!failure_) failure_ = std::current_exception();
+void Cpu::Pool::take_indices(uint64_t round, int thread) {
+  while (true) {
+    uint64_t taken = next_;
+    do {
+      if (taken >> kIndexBits != round || static_cast<int64_t>(taken & kIndexMask) >= count_) return;
+    } while (!next_.compare_exchange_weak(taken, taken + 1));
+    try {
+      if (!failed_) (*body_)(static_cast<int64_t>(taken & kIndexMask), thread);
+    } catch (...) {
+      const std::lock_guard lock(failure_mutex_);
+      if (!failure_) failure_ = std::current_exception();
+      failed_ = true;
+    }
+    const int64_t count = count_;  // the round cannot end before this index is counted
+    if (++done_ == count) done_.notify_all();
   }
 }
 

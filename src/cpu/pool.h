@@ -51,15 +51,20 @@ struct Cpu::Pool {
 
  private:
   void work(int thread);
-  void take_indices(int thread);
+  void take_indices(uint64_t round, int thread);
 
+  // A round is one call of run. The caller waits for its indices, not for the workers: one that the system has not woken in time
+  // finds the round over and goes back to sleep.
+  static constexpr int kIndexBits = 40;
+  static constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
   std::vector<std::thread> workers_;
-  std::atomic<uint64_t> round_{0};  // counts calls of run; workers wait for it to change
-  std::atomic<int> busy_{0};
+  std::atomic<uint64_t> round_{0};  // workers wait for it to change
+  std::atomic<uint64_t> next_{0};   // (round, next index): an index is only taken in the round that it belongs to
+  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> done_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> failed_{false};
   const std::function<void(int64_t, int)>* body_ = nullptr;
-  int64_t count_ = 0;
-  std::atomic<int64_t> next_{0};
   std::mutex failure_mutex_;
   std::exception_ptr failure_;
 };
