@@ -8,9 +8,9 @@
 #   coda_add_kernels(mine my_program.cc)
 set(CODA_ISAS generic avx2 avx512)
 set(CODA_ISA_generic_FLAGS "")
-set(CODA_ISA_avx2_FLAGS -mavx2 -mfma -mf16c -mbmi2)
+set(CODA_ISA_avx2_FLAGS -mavx2 -mfma -mbmi2)
 # GCC 12's own AVX-512 headers start some intrinsics from an undefined register and warn about it (GCC bug 105593).
-set(CODA_ISA_avx512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2
+set(CODA_ISA_avx512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mbmi2
   $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 
 function(coda_add_kernels target)

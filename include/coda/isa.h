@@ -3,6 +3,6 @@
 
 namespace coda::isa {
 struct generic {};  // the x86-64 baseline, SSE2
-struct avx2 {};     // with FMA and F16C
+struct avx2 {};     // with FMA and BMI2
 struct avx512 {};   // F, BW, DQ, VL
 }  // namespace coda::isa

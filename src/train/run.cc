@@ -35,7 +35,7 @@ std::vector<std::string> run_files(const fs::path& dir) {
   std::vector<std::string> found;
   for (const char* name :
        {kRunFile, "config.json", "model.safetensors", "model.safetensors.index.json", "metrics.jsonl"}) {
-    if (fs::exists(dir / name)) found.push_back(name);
+    if (fs::exists(dir / name)) found.emplace_back(name);
   }
   return found;
 }

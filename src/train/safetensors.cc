@@ -261,9 +261,8 @@ std::string shape_text(std::span<const int64_t> shape) {
 
 std::string quote_name(const std::string& name) {
   constexpr size_t kLongest = 100;
-  const std::string text = nlohmann::json(name.size() <= kLongest ? name : name.substr(0, kLongest) + "...")
-                               .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  return text;
+  return nlohmann::json(name.size() <= kLongest ? name : name.substr(0, kLongest) + "...")
+      .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
 int64_t StoredTensor::size() const {
