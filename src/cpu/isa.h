@@ -2,6 +2,8 @@
 #pragma once
 #include <string_view>
 
+#include "coda/isa.h"
+
 namespace coda::cpu {
 
 enum class Isa { generic, avx2, avx512 };
@@ -14,5 +16,19 @@ std::string_view name(Isa isa);
 bool runs_here(Isa isa);
 /// For tests that go through all of them.
 void choose_isa(Isa isa);
+
+/// f(isa::avx2{}), or whatever chosen_isa() is.
+template <class F>
+auto for_chosen_isa(F&& f) {
+  switch (chosen_isa()) {
+    case Isa::avx2:
+      return f(isa::avx2{});
+    case Isa::avx512:
+      return f(isa::avx512{});
+    case Isa::generic:
+      break;
+  }
+  return f(isa::generic{});
+}
 
 }  // namespace coda::cpu

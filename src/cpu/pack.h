@@ -1,4 +1,4 @@
-// Copies of a product's factors in the order in which the micro-kernel reads them, converted to float.
+// Copies of factors in another order, converted to float.
 #pragma once
 #include "coda/gemm.h"
 #include "coda/isa.h"
@@ -15,11 +15,10 @@ template <class Isa>
 void pack_rows(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths, float* out,
                int64_t stride);
 
-struct Packing {
-  decltype(&pack_columns<isa::generic>) columns;
-  decltype(&pack_rows<isa::generic>) rows;
-};
-/// The functions for the instruction set in use.
-Packing packing();
+/// Panels of width rows, one after the other: out[panel][k][i] = factor(row + panel·width + i, depth + k), zero past rows. out has room
+/// for kPanelSlack floats more, which may be overwritten.
+template <class Isa, int kWidth>
+void pack_panels(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths, float* out);
+inline constexpr int64_t kPanelSlack = 16;
 
 }  // namespace coda::cpu

@@ -1,19 +1,23 @@
 #include "cpu/pack.h"
 
 #include "coda/cpu/lanes.h"
+#include "cpu/multiply.h"
 
 namespace coda::cpu {
 
 namespace {
 
-/// out[k][j] = in[j][k] for an 8 × 8 tile, through registers where there are any.
+/// out[k][j] = in[j][k] for an 8 × 8 tile, through registers where there are any; rows of in past the first rows count as zero. Rows
+/// of out are written in ascending order, so that they may overlap.
 template <class Isa, class T>
-CODA_FN void transpose8(const T* in, int64_t in_stride, float* out, int64_t out_stride) {
+CODA_FN void transpose8(const T* in, int64_t in_stride, float* out, int64_t out_stride, int64_t rows = 8) {
 #if defined(__AVX2__)
   using Eight = Lanes<isa::avx2>;
   __m256 r[8], t[8];
   for (int j = 0; j < 8; ++j) {
-    if constexpr (std::is_same_v<T, float>)
+    if (j >= rows)
+      r[j] = _mm256_setzero_ps();
+    else if constexpr (std::is_same_v<T, float>)
       r[j] = _mm256_loadu_ps(in + j * in_stride);
     else
       r[j] = _mm256_castsi256_ps(_mm256_slli_epi32(
@@ -30,13 +34,12 @@ CODA_FN void transpose8(const T* in, int64_t in_stride, float* out, int64_t out_
     r[j + 2] = _mm256_shuffle_ps(t[j + 1], t[j + 3], 0x44);
     r[j + 3] = _mm256_shuffle_ps(t[j + 1], t[j + 3], 0xEE);
   }
-  for (int k = 0; k < 4; ++k) {
-    _mm256_storeu_ps(out + k * out_stride, _mm256_permute2f128_ps(r[k], r[k + 4], 0x20));
+  for (int k = 0; k < 4; ++k) _mm256_storeu_ps(out + k * out_stride, _mm256_permute2f128_ps(r[k], r[k + 4], 0x20));
+  for (int k = 0; k < 4; ++k)
     _mm256_storeu_ps(out + (k + 4) * out_stride, _mm256_permute2f128_ps(r[k], r[k + 4], 0x31));
-  }
 #else
-  for (int j = 0; j < 8; ++j)
-    for (int k = 0; k < 8; ++k) out[k * out_stride + j] = static_cast<float>(in[j * in_stride + k]);
+  for (int k = 0; k < 8; ++k)
+    for (int j = 0; j < 8; ++j) out[k * out_stride + j] = j < rows ? static_cast<float>(in[j * in_stride + k]) : 0.f;
 #endif
 }
 
@@ -92,7 +95,54 @@ CODA_FN void rows_of(const detail::Factor& factor, int64_t row, int64_t rows, in
     copy_into<Isa>(data + row * factor.stride + depth, factor.stride, rows, depths, out, stride);
 }
 
+/// One panel from rows that lie along the depth.
+template <class Isa, int kWidth, class T>
+CODA_FN void transpose_panel(const T* in, int64_t stride, int64_t rows, int64_t depths, float* out) {
+  constexpr int kLastTile = (kWidth - 1) / 8 * 8;
+  int64_t k = 0;
+  for (; k + 8 <= depths; k += 8)
+    // From the right: where the last tile is wider than the panel, it writes over the beginning of the next row.
+    for (int j = kLastTile; j >= 0; j -= 8)
+      transpose8<Isa>(in + j * stride + k, stride, out + k * kWidth + j, kWidth, rows - j);
+  for (; k < depths; ++k)
+    for (int64_t j = 0; j < kWidth; ++j) out[k * kWidth + j] = j < rows ? static_cast<float>(in[j * stride + k]) : 0.f;
+}
+
+/// One panel from a factor stored the other way. readable: values of each row of in that may be read.
+template <class Isa, int kWidth, class T>
+CODA_FN void copy_panel(const T* in, int64_t stride, int64_t rows, int64_t readable, int64_t depths, float* out) {
+  constexpr int width = Lanes<Isa>::width;
+  if (readable >= (kWidth + width - 1) / width * width) {
+    for (int64_t k = 0; k < depths; ++k)
+      for (int j = 0; j < kWidth; j += width) store<Isa>(out + k * kWidth + j, load<Isa>(in + k * stride + j));
+    return;
+  }
+  for (int64_t k = 0; k < depths; ++k)
+    for (int64_t j = 0; j < kWidth; ++j) out[k * kWidth + j] = j < rows ? static_cast<float>(in[k * stride + j]) : 0.f;
+}
+
+template <class Isa, int kWidth, class T>
+CODA_FN void panels_of(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths,
+                       float* out) {
+  const T* data = static_cast<const T*>(factor.data);
+  for (int64_t i = 0; i < rows; i += kWidth, out += kWidth * depths) {
+    const int64_t left = rows - i;
+    if (factor.transposed)
+      copy_panel<Isa, kWidth>(data + depth * factor.stride + row + i, factor.stride, left, left, depths, out);
+    else
+      transpose_panel<Isa, kWidth>(data + (row + i) * factor.stride + depth, factor.stride, left, depths, out);
+  }
+}
+
 }  // namespace
+
+template <class Isa, int kWidth>
+void pack_panels(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths, float* out) {
+  if (factor.element == ElementType::float32)
+    panels_of<Isa, kWidth, float>(factor, row, rows, depth, depths, out);
+  else
+    panels_of<Isa, kWidth, bf16>(factor, row, rows, depth, depths, out);
+}
 
 template <class Isa>
 void pack_columns(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths, float* out,
@@ -114,5 +164,9 @@ void pack_rows(const detail::Factor& factor, int64_t row, int64_t rows, int64_t 
 
 template void pack_columns<isa::CODA_ISA>(const detail::Factor&, int64_t, int64_t, int64_t, int64_t, float*, int64_t);
 template void pack_rows<isa::CODA_ISA>(const detail::Factor&, int64_t, int64_t, int64_t, int64_t, float*, int64_t);
+template void pack_panels<isa::CODA_ISA, RegisterTile<isa::CODA_ISA>::rows>(const detail::Factor&, int64_t, int64_t,
+                                                                            int64_t, int64_t, float*);
+template void pack_panels<isa::CODA_ISA, RegisterTile<isa::CODA_ISA>::cols>(const detail::Factor&, int64_t, int64_t,
+                                                                            int64_t, int64_t, float*);
 
 }  // namespace coda::cpu

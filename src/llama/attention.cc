@@ -41,45 +41,6 @@ Blocking blocking(const AttentionShape& shape) {
   return b;
 }
 
-template <class E>
-decltype(&attend<isa::generic, E>) chosen_attend() {
-  switch (cpu::chosen_isa()) {
-    case cpu::Isa::avx2:
-      return &attend<isa::avx2, E>;
-    case cpu::Isa::avx512:
-      return &attend<isa::avx512, E>;
-    case cpu::Isa::generic:
-      break;
-  }
-  return &attend<isa::generic, E>;
-}
-
-template <class E>
-decltype(&attend_backward<isa::generic, E>) chosen_attend_backward() {
-  switch (cpu::chosen_isa()) {
-    case cpu::Isa::avx2:
-      return &attend_backward<isa::avx2, E>;
-    case cpu::Isa::avx512:
-      return &attend_backward<isa::avx512, E>;
-    case cpu::Isa::generic:
-      break;
-  }
-  return &attend_backward<isa::generic, E>;
-}
-
-template <class E>
-decltype(&attend_one<isa::generic, E>) chosen_attend_one() {
-  switch (cpu::chosen_isa()) {
-    case cpu::Isa::avx2:
-      return &attend_one<isa::avx2, E>;
-    case cpu::Isa::avx512:
-      return &attend_one<isa::avx512, E>;
-    case cpu::Isa::generic:
-      break;
-  }
-  return &attend_one<isa::generic, E>;
-}
-
 // ---- what can be wrong with a call ------------------------------------------------------------------------------------
 
 void check(const AttentionShape& shape) {
@@ -182,7 +143,7 @@ void attention_forward(Cpu& cpu, const AttentionShape& shape, std::span<const in
       .log_sum_exp = log_sum_exp};
   const int64_t floats = forward_scratch_floats(shape, b);
   for (auto& scratch : cpu.pool().thread_scratch) scratch.floats(floats);
-  const auto run = chosen_attend<E>();
+  const auto run = cpu::for_chosen_isa([](auto isa) { return &attend<decltype(isa), E>; });
   cpu.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index, int thread) {
     run(forward, chunks[static_cast<size_t>(index)],
         cpu.pool().thread_scratch[static_cast<size_t>(thread)].floats(floats));
@@ -254,7 +215,7 @@ void attention_backward(Cpu& cpu, const AttentionShape& shape, std::span<const i
                              .d_q_sum = d_q_sum};
   const int64_t floats = backward_scratch_floats(shape, b);
   for (auto& scratch : cpu.pool().thread_scratch) scratch.floats(floats);
-  const auto run = chosen_attend_backward<E>();
+  const auto run = cpu::for_chosen_isa([](auto isa) { return &attend_backward<decltype(isa), E>; });
   cpu.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t index, int thread) {
     run(backward, chunks[static_cast<size_t>(index)],
         cpu.pool().thread_scratch[static_cast<size_t>(thread)].floats(floats));
@@ -274,7 +235,7 @@ void attention_decode(Cpu& cpu, const AttentionShape& shape, const E* q, Matrix<
   const Decode<E> decode{.shape = shape, .q = q, .k = k, .v = v, .out = out};
   const int64_t floats = decode_scratch_floats(shape);
   for (auto& scratch : cpu.pool().thread_scratch) scratch.floats(floats);
-  const auto run = chosen_attend_one<E>();
+  const auto run = cpu::for_chosen_isa([](auto isa) { return &attend_one<decltype(isa), E>; });
   cpu.parallel_for(shape.kv_heads, [&](int64_t head, int thread) {
     run(decode, head, cpu.pool().thread_scratch[static_cast<size_t>(thread)].floats(floats));
   });

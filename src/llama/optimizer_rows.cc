@@ -14,15 +14,7 @@ OptimizerRows rows() {
 }  // namespace
 
 OptimizerRows optimizer_rows() {
-  switch (cpu::chosen_isa()) {
-    case cpu::Isa::avx2:
-      return rows<isa::avx2>();
-    case cpu::Isa::avx512:
-      return rows<isa::avx512>();
-    case cpu::Isa::generic:
-      break;
-  }
-  return rows<isa::generic>();
+  return cpu::for_chosen_isa([](auto isa) { return rows<decltype(isa)>(); });
 }
 
 }  // namespace coda::llama

@@ -1,0 +1,54 @@
+// The innermost product: tiles of accumulators in registers, over panels of both factors (pack_panels).
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "coda/gemm.h"
+#include "coda/isa.h"
+#include "pack.h"
+
+namespace coda::cpu {
+
+/// Accumulators that registers hold, two registers wide: as many rows as leave registers for a row of b and one value of a.
+template <class Isa>
+struct RegisterTile;
+template <>
+struct RegisterTile<isa::generic> {
+  static constexpr int rows = 6, cols = 8;
+};
+template <>
+struct RegisterTile<isa::avx2> {
+  static constexpr int rows = 6, cols = 16;
+};
+template <>
+struct RegisterTile<isa::avx512> {
+  static constexpr int rows = 14, cols = 32;
+};
+
+/// Memory that the program will touch where a block of accumulators is: what is fetched into cache while the block is made.
+struct Nearby {
+  const char* first;     // beside the first accumulator
+  int64_t row_bytes;     // from one row to the next
+  int64_t column_bytes;  // of 16 columns
+};
+
+/// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, k < depths. a and b are packed in panels of the tile's rows and
+/// columns; acc has room for whole tiles. The sum over k is made from zero in ascending order and then added, for every
+/// element alike, whatever rows and cols are.
+template <class Isa>
+void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
+              int64_t acc_stride, bool add, std::span<const Nearby> nearby);
+
+/// A product's innermost functions for one instruction set.
+struct Multiplication {
+  using Pack = void (*)(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths,
+                        float* out);
+  int64_t tile_rows, tile_cols;
+  Pack pack_a, pack_b;
+  decltype(&multiply<isa::generic>) multiply;
+  decltype(&pack_rows<isa::generic>) copy_rows;
+};
+/// The one in use.
+Multiplication multiplication();
+
+}  // namespace coda::cpu
