@@ -17,10 +17,13 @@ using detail::Block;
 using detail::Factor;
 using detail::ProgramInfo;
 
-// Accumulators of a block: about 96 × 128 floats, 48 KB; with the panels of one depth block they stay in a 512 KB L2.
+// Accumulators of a block: about 144 × 128 floats, 72 KB; with the panels of one depth block they stay in a 512 KB L2.
 // 128 is the width of most partial reductions.
-constexpr int64_t kRowBlock = 96;
+constexpr int64_t kRowBlock = 144;
 constexpr int64_t kColBlock = 128;
+// Rows whose last part of the depth is multiplied, and which the program then takes, at a time: they are in the first-level
+// cache then, and what the program reads beside them has just been fetched.
+constexpr int64_t kStrip = 24;
 // A panel of b as deep as this is half of a 32 KB first-level cache. Sums are made of parts of this length: in one running
 // fp32 sum over a vocabulary of a million, small terms would drown in a large one.
 constexpr int64_t kDepthBlock = 256;
@@ -92,6 +95,8 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
   const int64_t panels_at_once = std::clamp<int64_t>(kPanelFloats / (nb * std::max<int64_t>(depth, 1)), 1, panels);
   const int64_t panel_floats = nb * depth;
 
+  const int64_t last_k = std::max<int64_t>(0, ceil_div(depth, kDepthBlock) - 1) * kDepthBlock;
+  const int64_t strip = std::min(mb, round_up(kStrip, std::lcm<int64_t>(program.row_group, inner.tile_rows)));
   const std::vector<Nearby> tiles = tiles_of(program);
   float* packed_b = cpu.pool().shared_scratch.floats(panels_at_once * panel_floats);
   const int64_t acc_floats = round_up(padded_mb * nb, 16);
@@ -119,18 +124,26 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
         inner.pack_a(a, row, rows, k, std::min(kDepthBlock, depth - k), packed_a + k * padded_mb);
       for (int64_t panel = some_panels * cut / cuts; panel < some_panels * (cut + 1) / cuts; ++panel) {
         const int64_t col = (first_panel + panel) * nb, cols = std::min(nb, n - col);
-        if (depth == 0) std::fill_n(acc, rows * nb, 0.f);
-        nearby = tiles;
-        for (Nearby& tile : nearby) tile.first += row * tile.row_bytes + col * tile.column_bytes / 16;
-        for (int64_t k = 0; k < depth; k += kDepthBlock) {
-          const bool last = k + kDepthBlock >= depth;
-          inner.multiply(rows, cols, std::min(kDepthBlock, depth - k), packed_a + k * padded_mb,
-                         packed_b + panel * panel_floats + k * nb, acc, nb, k > 0,
-                         last ? nearby : std::span<const Nearby>());
+        const float* b_panels = packed_b + panel * panel_floats;
+        for (int64_t k = 0; k < last_k; k += kDepthBlock)
+          inner.multiply(rows, cols, kDepthBlock, packed_a + k * padded_mb, b_panels + k * nb, acc, nb, k > 0, true,
+                         {});
+        for (int64_t r = 0; r < rows; r += strip) {
+          const int64_t strip_rows = std::min(strip, rows - r);
+          nearby = tiles;
+          for (Nearby& tile : nearby) tile.first += (row + r) * tile.row_bytes + col * tile.column_bytes / 16;
+          float* strip_acc = acc + r * nb;
+          inner.multiply(strip_rows, cols, depth - last_k, packed_a + last_k * padded_mb + r * (depth - last_k),
+                         b_panels + last_k * nb, strip_acc, nb, last_k > 0, r == 0, nearby);
+          epilogue(program.program, Block{.acc = strip_acc,
+                                          .acc_stride = nb,
+                                          .row = row + r,
+                                          .col = col,
+                                          .rows = strip_rows,
+                                          .cols = cols,
+                                          .m = m,
+                                          .n = n});
         }
-        epilogue(
-            program.program,
-            Block{.acc = acc, .acc_stride = nb, .row = row, .col = col, .rows = rows, .cols = cols, .m = m, .n = n});
       }
     });
   }

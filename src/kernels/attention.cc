@@ -12,7 +12,6 @@ namespace coda::llama::detail {
 namespace {
 
 using coda::detail::Factor;
-using cpu::IntBatch;
 using cpu::Ints;
 using cpu::iota;
 using cpu::Lanes;
@@ -35,20 +34,17 @@ constexpr float kLn2 = 0.693147181f;
 template <class Isa>
 CODA_FN Lanes<Isa> exp2_small(Lanes<Isa> x) {
   using L = Lanes<Isa>;
-  using Int = IntBatch<Isa>;
   x = max(L(-126.f), x);
-  // x = n + f, |f| <= 1/2, f exact. Adding 1.5·2²³ leaves n in the lowest bits.
-  const L shifted = x + L(12582912.f);
-  const L f = x - (shifted - L(12582912.f));
+  // x = n + f, |f| <= 1/2, f exact.
+  const L shifted = x + L(L::kWhole);
+  const L f = x - (shifted - L(L::kWhole));
   // (2^f - 1) / f interpolated in Chebyshev's nodes: relative error 1e-8.
-  L p = fma(f, L(1.54532623e-4f), L(1.33909786e-3f));
-  p = fma(p, f, L(9.61808208e-3f));
-  p = fma(p, f, L(5.55035695e-2f));
-  p = fma(p, f, L(2.40226507e-1f));
-  p = fma(p, f, L(6.93147182e-1f));
-  p = fma(p, f, L(1.f));
-  const Int bits = xsimd::bitwise_cast<Int>(p.v) + (xsimd::bitwise_cast<Int>(shifted.v) << 23);
-  return xsimd::bitwise_cast<typename L::Batch>(bits);
+  const L f2 = f * f;
+  const L p01 = multiply_add(f, L(2.40226507e-1f), L(6.93147182e-1f));
+  const L p23 = multiply_add(f, L(9.61808208e-3f), L(5.55035695e-2f));
+  const L p45 = multiply_add(f, L(1.54532623e-4f), L(1.33909786e-3f));
+  const L p = multiply_add(f, multiply_add(f2, multiply_add(f2, p45, p23), p01), L(1.f));
+  return p * power_of_two(shifted);
 }
 
 /// rows × cols values one row after the other, cols a multiple of 16; rows up to padded_rows are zero.

@@ -8,44 +8,36 @@ namespace coda::cpu {
 
 namespace {
 
-template <class Isa>
-CODA_FN FloatBatch<Isa> multiply_add(FloatBatch<Isa> x, FloatBatch<Isa> y, FloatBatch<Isa> sum) {
-  if constexpr (Lanes<Isa>::width > 4)
-    return xsimd::fma(x, y, sum);
-  else
-    return x * y + sum;
-}
-
 /// One tile. Plain arrays of registers and unrolled loops: nothing here may live in memory.
 template <class Isa>
 CODA_FN void tile(int64_t depths, const float* a, const float* b, float* acc, int64_t stride, bool add) {
-  using Batch = FloatBatch<Isa>;
-  constexpr int rows = RegisterTile<Isa>::rows, cols = RegisterTile<Isa>::cols, width = Lanes<Isa>::width;
+  using L = Lanes<Isa>;
+  constexpr int rows = RegisterTile<Isa>::rows, cols = RegisterTile<Isa>::cols, width = L::width;
   static_assert(cols == 2 * width);
-  Batch left[rows], right[rows];
+  L left[rows], right[rows];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
-    left[i] = right[i] = Batch(0.f);
+    left[i] = right[i] = L(0.f);
     __builtin_prefetch(acc + i * stride, 1);
   }
   for (int64_t k = 0; k < depths; ++k, a += rows, b += cols) {
-    const Batch b_left = Batch::load_aligned(b), b_right = Batch::load_aligned(b + width);
+    const L b_left = load<Isa>(b), b_right = load<Isa>(b + width);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-      const Batch x(a[i]);
-      left[i] = multiply_add<Isa>(x, b_left, left[i]);
-      right[i] = multiply_add<Isa>(x, b_right, right[i]);
+      const L x(a[i]);
+      left[i] = multiply_add(x, b_left, left[i]);
+      right[i] = multiply_add(x, b_right, right[i]);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
     float* row = acc + i * stride;
     if (add) {
-      left[i] += Batch::load_aligned(row);
-      right[i] += Batch::load_aligned(row + width);
+      left[i] = left[i] + load<Isa>(row);
+      right[i] = right[i] + load<Isa>(row + width);
     }
-    left[i].store_aligned(row);
-    right[i].store_aligned(row + width);
+    store<Isa>(row, left[i]);
+    store<Isa>(row + width, right[i]);
   }
 }
 
@@ -58,7 +50,7 @@ CODA_FN void fetch(const char* p, int64_t bytes) {
 
 template <class Isa>
 void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
-              int64_t acc_stride, bool add, std::span<const Nearby> nearby) {
+              int64_t acc_stride, bool add, bool fetch_b, std::span<const Nearby> nearby) {
   constexpr int64_t tile_rows = RegisterTile<Isa>::rows, tile_cols = RegisterTile<Isa>::cols;
   const int64_t panel_bytes = depths * tile_cols * static_cast<int64_t>(sizeof(float));
   const int64_t share = panel_bytes / ((rows + tile_rows - 1) / tile_rows) / 64 * 64 + 64;
@@ -66,7 +58,7 @@ void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const 
   for (int64_t j = 0; j < cols; j += tile_cols)
     for (int64_t i = 0; i < rows; i += tile_rows) {
       const float* panel = b + j * depths;
-      fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
+      if (fetch_b) fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
       for (const Nearby& n : nearby)
         for (int64_t row = i; row < std::min(rows, i + tile_rows); ++row)
           fetch(n.first + row * n.row_bytes + j * n.column_bytes / 16, tile_cols * n.column_bytes / 16);
@@ -75,6 +67,6 @@ void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const 
 }
 
 template void multiply<isa::CODA_ISA>(int64_t, int64_t, int64_t, const float*, const float*, float*, int64_t, bool,
-                                      std::span<const Nearby>);
+                                      bool, std::span<const Nearby>);
 
 }  // namespace coda::cpu

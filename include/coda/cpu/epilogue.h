@@ -381,12 +381,19 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   template <class Body>
   CODA_FN void for_steps(int64_t begin, int64_t end, Body&& body) {
     constexpr int kBound = step_bound();
-    for (int64_t c = begin; c < end;) {
+    int64_t c = begin;
+    const auto step = [&](int valid) __attribute__((always_inline)) {
+      const int64_t col = block_.col + c, next = c + (kPairs ? 2 * valid : valid);
+      body(Step{row_, col, kPairs ? col / 2 : col, valid}, c, next);
+      c = next;
+    };
+    // Whole registers, which is known when this is compiled, for as long as there are any.
+    if constexpr (kBound % kStepCols == 0)
+      while (c + kStepCols <= end) step(kWidth);
+    while (c < end) {
       int64_t n = std::min<int64_t>(kStepCols, end - c);
       if constexpr (kBound % kStepCols != 0) n = std::min<int64_t>(n, kBound - c % kBound);
-      const int64_t col = block_.col + c;
-      body(Step{row_, col, kPairs ? col / 2 : col, static_cast<int>(kPairs ? n / 2 : n)}, c, c + n);
-      c += n;
+      step(static_cast<int>(kPairs ? n / 2 : n));
     }
   }
   CODA_FN V accumulator(const Step& at, int64_t c) const {
@@ -418,19 +425,20 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   template <int kPass>
   CODA_FN void measure_passes(int64_t begin, int64_t end) {
     using Measure = Measuring<V, E, kPass>;
-    for_steps(begin, end, [&](const Step& at, int64_t c, int64_t) {
-      detail::on_side<P, Measure> program{initial<I, Measure>(at)...};
-      V acc = accumulator(at, c);
-      if constexpr (detail::has_single_measure<P, V>)
-        program.measure(acc);
-      else
-        program.measure(Pass<kPass>{}, acc);
-      if constexpr (kPairs)
-        store_pairs<Isa>(acc_, c / 2, acc, at.valid);
-      else
-        store<Isa>(acc_ + c, acc, at.valid);
-      (gather<I, kPass>(at, detail::field<kFields, I>(program)), ...);
-    });
+    for_steps(
+        begin, end, [&](const Step& at, int64_t c, int64_t) __attribute__((always_inline)) {
+          detail::on_side<P, Measure> program{initial<I, Measure>(at)...};
+          V acc = accumulator(at, c);
+          if constexpr (detail::has_single_measure<P, V>)
+            program.measure(acc);
+          else
+            program.measure(Pass<kPass>{}, acc);
+          if constexpr (kPairs)
+            store_pairs<Isa>(acc_, c / 2, acc, at.valid);
+          else
+            store<Isa>(acc_ + c, acc, at.valid);
+          (gather<I, kPass>(at, detail::field<kFields, I>(program)), ...);
+        });
     (end_group<I, kPass>(), ...);
     if constexpr (kPass + 1 < kPasses) measure_passes<kPass + 1>(begin, end);
   }
@@ -444,24 +452,25 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   }
 
   CODA_FN void apply(int64_t begin, int64_t end) {
-    for_steps(begin, end, [&](const Step& at, int64_t c, int64_t next) {
-      detail::on_side<P, Side> program{initial<I, Side>(at)...};
-      const V acc = accumulator(at, c);
-      if constexpr (detail::takes_at<P>)
-        program(acc, position(at));
-      else
-        program(acc);
-      (put<I>(at, detail::field<kFields, I>(program)), ...);
-      const int64_t end_col = block_.col + next;
-      (port<I>().end_step(row_, end_col, end_col == block_.n), ...);
-    });
+    for_steps(
+        begin, end, [&](const Step& at, int64_t c, int64_t next) __attribute__((always_inline)) {
+          detail::on_side<P, Side> program{initial<I, Side>(at)...};
+          const V acc = accumulator(at, c);
+          if constexpr (detail::takes_at<P>)
+            program(acc, position(at));
+          else
+            program(acc);
+          (put<I>(at, detail::field<kFields, I>(program)), ...);
+          const int64_t end_col = block_.col + next;
+          (port<I>().end_step(row_, end_col, end_col == block_.n), ...);
+        });
   }
   template <int N, class F>
   CODA_FN void put(const Step& at, const F& value) {
     if constexpr (is_out<N>) port<N>().store(at, value);
   }
 
-  const Block& block_;
+  const Block block_;  // a copy: what registers hold need not be read again after every store
   Ports ports_;
   float* acc_ = nullptr;
   int64_t row_ = 0;

@@ -4,6 +4,7 @@
 // function under one name would let the linker pick the wrong one.
 #pragma once
 #include <cstring>
+#include <limits>
 #include <xsimd/xsimd.hpp>
 
 #include "coda/isa.h"
@@ -103,7 +104,43 @@ struct Lanes {
   friend CODA_FN Mask<Isa> operator<=(Lanes a, Lanes b) { return {a.v <= b.v}; }
   friend CODA_FN Mask<Isa> operator>=(Lanes a, Lanes b) { return {a.v >= b.v}; }
 
-  friend CODA_FN Lanes exp(Lanes x) { return xsimd::exp(x.v); }
+  /// 0 below the smallest normal number, infinite above 2^127.5.
+  friend CODA_FN Lanes exp(Lanes x) {
+    const Lanes y = select(x < Lanes(-87.33654f), Lanes(0.f), exp_in_range(x));
+    return select(x > Lanes(88.376262f), Lanes(std::numeric_limits<float>::infinity()), y);
+  }
+  /// 1 / (1 + e^-x). What clamping changes is below 2^-126.
+  friend CODA_FN Lanes sigmoid(Lanes x) {
+    return Lanes(1.f) / (Lanes(1.f) + exp_in_range(min(Lanes(88.f), max(Lanes(-87.f), -x))));
+  }
+  /// e^x for -87.33 <= x <= 88.37; NaN for NaN. Programs wait for this function, so its chain of operations is kept short: the
+  /// polynomial (that of Cephes' expf) is evaluated in Estrin's order.
+  friend CODA_FN Lanes exp_in_range(Lanes x) {
+    const Lanes shifted = multiply_add(x, Lanes(1.44269504f), Lanes(kWhole));
+    const Lanes n = shifted - Lanes(kWhole);
+    // ln 2 in two parts, the first so short that n times it is exact.
+    const Lanes f = multiply_add(n, Lanes(2.12194440e-4f), multiply_add(n, Lanes(-0.693359375f), x));
+    const Lanes f2 = f * f;
+    const Lanes p01 = multiply_add(f, Lanes(1.6666665459e-1f), Lanes(5.0000001201e-1f));
+    const Lanes p23 = multiply_add(f, Lanes(8.3334519073e-3f), Lanes(4.1665795894e-2f));
+    const Lanes p45 = multiply_add(f, Lanes(1.9875691500e-4f), Lanes(1.3981999507e-3f));
+    const Lanes p = multiply_add(f2, multiply_add(f2, p45, p23), p01);
+    return multiply_add(f2, p, f + Lanes(1.f)) * power_of_two(shifted);
+  }
+  /// 1.5·2²³: what is added to it is rounded to a whole number, which is then in the lowest bits.
+  static constexpr float kWhole = 12582912.f;
+  /// 2^n for shifted = n + kWhole, -126 <= n <= 127.
+  friend CODA_FN Lanes power_of_two(Lanes shifted) {
+    using Int = IntBatch<Isa>;
+    return xsimd::bitwise_cast<Batch>((xsimd::bitwise_cast<Int>(shifted.v) << 23) + Int(127 << 23));
+  }
+  /// a·b + c, in one rounding where there is an instruction for it.
+  friend CODA_FN Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    if constexpr (width > 4)
+      return xsimd::fma(a.v, b.v, c.v);
+    else
+      return a.v * b.v + c.v;
+  }
   friend CODA_FN Lanes log(Lanes x) { return xsimd::log(x.v); }
   friend CODA_FN Lanes sqrt(Lanes x) { return xsimd::sqrt(x.v); }
   friend CODA_FN Lanes tanh(Lanes x) { return xsimd::tanh(x.v); }
@@ -244,7 +281,7 @@ CODA_FN void store(T* p, Lanes<Isa> x, int n) {
 
 // Pairs in packed order: pair p of a row has its first value in column 16(p/8) + p%8 and its partner 8 further on.
 CODA_FN constexpr int64_t packed_column(int64_t pair) {
-  return (pair / 8) * 16 + pair % 8;
+  return pair + (pair & ~int64_t{7});
 }
 
 /// n pairs from a row that starts at row, first pair a multiple of the width (or of 8).
