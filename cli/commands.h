@@ -13,5 +13,6 @@ struct Command {
 Command train_command(CLI::App& coda);
 Command eval_command(CLI::App& coda);
 Command sample_command(CLI::App& coda);
+Command bench_command(CLI::App& coda);
 
 }  // namespace coda::cli

@@ -1,0 +1,243 @@
+// coda bench: programs, a block and a training step beside plain products of libraries.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/contest.h"
+#include "bench/library.h"
+#include "bench/rows.h"
+#include "bench/step.h"
+#include "coda/error.h"
+#include "commands.h"
+#include "cpu/isa.h"
+#include "option.h"
+
+namespace coda::cli {
+namespace {
+
+using bench::Time;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kHelp =
+    "Times programs, a block of a Llama and a training step on this machine, beside the plain products of the same shapes by "
+    "OpenBLAS and LIBXSMM (fp32), and beside that product followed by the program as one pass over its stored result. All "
+    "take turns in one run; medians, with the range of the rounds.\n\n"
+    "  coda bench                                 everything\n"
+    "  coda bench programs --hidden 1024 --ffn 2816\n"
+    "  coda bench step --layers 8 --json step.json";
+
+struct Arguments {
+  std::vector<std::string> what;
+  bench::Shape shape;
+  int64_t layers = 4, rows = 8, seq = 256;
+  llama::Dtype dtype = llama::Dtype::fp32;
+  int threads = 0;
+  bench::Rounds rounds;
+  std::string json;
+};
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line))
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+Json json_of(const Time& time) {
+  return {{"median_s", time.median}, {"low_s", time.low}, {"high_s", time.high}};
+}
+std::string text_of(const Time& time) {
+  return fmt::format("{:8.3f} ({:.3f} to {:.3f})", 1e3 * time.median, 1e3 * time.low, 1e3 * time.high);
+}
+
+class Bench {
+ public:
+  explicit Bench(const Arguments& arguments)
+      : a_(arguments), cpu_(arguments.threads), openblas_(cpu_.threads()), libxsmm_(cpu_) {
+    const std::string isa(cpu::name(cpu::chosen_isa()));
+    fmt::print("{}, {} threads; coda runs on {}, OpenBLAS its {} kernels; {} rounds, times in ms\n\n", cpu_model(),
+               cpu_.threads(), isa, openblas_.core(), a_.rounds.count);
+    json_["machine"] = {
+        {"cpu", cpu_model()}, {"threads", cpu_.threads()}, {"coda", isa}, {"openblas", openblas_.core()}};
+    json_["shape"] = {{"tokens", a_.shape.tokens},     {"hidden", a_.shape.hidden}, {"ffn", a_.shape.ffn},
+                      {"heads", a_.shape.heads},       {"kv_heads", a_.shape.kv_heads},
+                      {"vocab", a_.shape.vocab},       {"dtype", a_.dtype == llama::Dtype::bf16 ? "bf16" : "fp32"}};
+  }
+
+  void programs() {
+    const auto block = bench::make_block(cpu_, openblas_, libxsmm_, a_.shape, a_.dtype);
+    fmt::print("{:27} {:16} {:>19} {:>25} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "", "program", "M, N, K", "coda", "OpenBLAS",
+               "LIBXSMM", "and pass", "÷ plain", "÷ passes");
+    for (const bench::Row& row : block->rows()) {
+      if (!row.plain) continue;
+      const auto plain = [&row] { row.plain(false); };
+      std::vector<bench::Entry> entries = {
+          {"coda", row.fused}, {"openblas", plain}, {"libxsmm", [&row] { row.plain(true); }}};
+      if (row.pass)
+        entries.push_back({"openblas and pass", [&row, plain] {
+                             plain();
+                             row.pass();
+                           }});
+      const std::vector<Time> times = bench::measure(entries, a_.rounds);
+      const double fastest = std::min(times[1].median, times[2].median);
+      const double ratio = times[0].median / fastest;
+      const std::string passes = row.pass ? fmt::format("{:.2f}", times[0].median / times[3].median) : "";
+      fmt::print("{:27} {:16} {:>19} {:>25} {:9.3f} {:9.3f} {:>9} {:8.2f} {:>8}\n", row.name, row.program,
+                 fmt::format("{}, {}, {} {}", row.m, row.n, row.k, bench::name(row.form)), text_of(times[0]),
+                 1e3 * times[1].median, 1e3 * times[2].median,
+                 row.pass ? fmt::format("{:.3f}", 1e3 * times[3].median) : "", ratio, passes);
+      std::fflush(stdout);
+      Json entry = {{"name", row.name}, {"program", row.program}, {"form", bench::name(row.form)},
+                    {"m", row.m},       {"n", row.n},             {"k", row.k},
+                    {"flops", row.flops()}};
+      for (size_t i = 0; i < entries.size(); ++i) entry["times"][entries[i].name] = json_of(times[i]);
+      entry["ratio_to_plain"] = ratio;
+      json_["programs"].push_back(entry);
+    }
+    fmt::print("\n÷ plain: coda over the faster of the two plain products. ÷ passes: over OpenBLAS' product and one pass of the "
+               "program.\n\n");
+  }
+
+  void block() {
+    const auto block = bench::make_block(cpu_, openblas_, libxsmm_, a_.shape, a_.dtype);
+    for (const bool backward : {false, true}) {
+      std::vector<const bench::Row*> rows;
+      for (const bench::Row& row : block->rows())
+        if (row.in_block && (backward || !row.backward)) rows.push_back(&row);
+      const auto plain = [&rows](bool libxsmm) {
+        for (const bench::Row* row : rows)
+          if (row->plain) row->plain(libxsmm);
+      };
+      const auto fused = [&rows] {
+        for (const bench::Row* row : rows) row->fused();
+      };
+      const auto passes = [&rows] {
+        for (const bench::Row* row : rows) {
+          if (row->plain) row->plain(false);
+          if (row->pass) row->pass();
+        }
+      };
+      const std::vector<bench::Entry> entries = {{"coda", fused},
+                                                 {"openblas", [&] { plain(false); }},
+                                                 {"libxsmm", [&] { plain(true); }},
+                                                 {"openblas and passes", passes}};
+      const std::vector<Time> times = bench::measure(entries, a_.rounds);
+      const std::string name = backward ? "block, forward and backward" : "block, forward";
+      fmt::print("{} ({} products, no attention)\n", name, rows.size() - (backward ? 1 : 0));
+      Json entry = {{"name", name}};
+      for (size_t i = 0; i < entries.size(); ++i) {
+        fmt::print("  {:20} {:>30}   {:.2f}\n", entries[i].name, text_of(times[i]), times[i].median / times[0].median);
+        entry["times"][entries[i].name] = json_of(times[i]);
+      }
+      json_["blocks"].push_back(entry);
+    }
+    fmt::print("\n");
+  }
+
+  void step() {
+    llama::Config config;
+    config.hidden = a_.shape.hidden;
+    config.ffn = a_.shape.ffn;
+    config.heads = a_.shape.heads;
+    config.kv_heads = a_.shape.kv_heads;
+    config.head_dim = config.hidden / config.heads;
+    config.layers = a_.layers;
+    if (a_.shape.vocab > 0) config.vocab = a_.shape.vocab;
+    config.max_positions = std::max(config.max_positions, a_.seq);
+    llama::check(config);
+    const bench::StepReport r =
+        bench::bench_step(cpu_, openblas_, config, a_.dtype, a_.rows, a_.seq, a_.rounds);
+    const double whole = r.step.median;
+    fmt::print("training step of {:.1f} million parameters, {} x {} tokens: {:.0f} tokens/s\n",
+               1e-6 * static_cast<double>(r.parameters), a_.rows, a_.seq, static_cast<double>(r.tokens) / whole);
+    const auto line = [&](const char* name, const Time& time) {
+      fmt::print("  {:40} {:>30}   {:3.0f} %\n", name, text_of(time), 100 * time.median / whole);
+      json_["step"]["times"][name] = json_of(time);
+    };
+    line("step", r.step);
+    line("forward and backward", r.forward_backward);
+    line("update", r.update);
+    line("attention, forward and backward", r.attention);
+    line("OpenBLAS' products of the same shapes", r.products);
+    fmt::print("  {:.1f} GFLOP in products; everything but them costs {:.0f} % of the step\n",
+               1e-9 * r.product_flops, 100 * (1 - r.products.median / whole));
+    fmt::print("  memory: {:.1f} MB before the first step, {:.1f} MB more at the peak of a step\n",
+               1e-6 * static_cast<double>(r.bytes_before), 1e-6 * static_cast<double>(r.bytes_of_step));
+    json_["step"]["tokens"] = r.tokens;
+    json_["step"]["parameters"] = r.parameters;
+    json_["step"]["product_flops"] = r.product_flops;
+    json_["step"]["bytes_before"] = r.bytes_before;
+    json_["step"]["bytes_of_step"] = r.bytes_of_step;
+  }
+
+  void write() const {
+    if (a_.json.empty()) return;
+    std::ofstream file(a_.json);
+    file << json_.dump(2) << '\n';
+    if (!file.flush()) throw Error(fmt::format("{} cannot be written", a_.json));
+  }
+
+ private:
+  const Arguments& a_;
+  Cpu cpu_;
+  bench::OpenBlas openblas_;
+  bench::Libxsmm libxsmm_;
+  Json json_;
+};
+
+int run(const Arguments& arguments) {
+  const bench::Shape& shape = arguments.shape;
+  if (shape.hidden % shape.heads != 0)
+    throw UsageError(fmt::format("--hidden is {}; it needs a multiple of --heads, {}", shape.hidden, shape.heads));
+  if (shape.heads % shape.kv_heads != 0)
+    throw UsageError(fmt::format("--heads is {}; it needs a multiple of --kv-heads, {}", shape.heads, shape.kv_heads));
+  if (shape.hidden / shape.heads % 16 != 0)
+    throw UsageError(fmt::format("a head is {} wide; it needs a multiple of 16", shape.hidden / shape.heads));
+  if (shape.ffn % 8 != 0) throw UsageError(fmt::format("--ffn is {}; it needs a multiple of 8", shape.ffn));
+  const auto wanted = [&](const std::string& what) {
+    return arguments.what.empty() || std::ranges::find(arguments.what, what) != arguments.what.end();
+  };
+  Bench bench(arguments);
+  if (wanted("programs")) bench.programs();
+  if (wanted("block")) bench.block();
+  if (wanted("step")) bench.step();
+  bench.write();
+  return 0;
+}
+
+}  // namespace
+
+Command bench_command(CLI::App& coda) {
+  CLI::App* app = coda.add_subcommand("bench", kHelp);
+  const auto a = std::make_shared<Arguments>();
+  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20, "1 to 1048576");
+  app->add_option("WHAT", a->what, "programs, block, step [all]")
+      ->check(CLI::IsMember({"programs", "block", "step"}))
+      ->option_text("...");
+  show_default(app->add_option("--tokens", a->shape.tokens, "rows of programs and block")->option_text("M")->check(size));
+  show_default(app->add_option("--hidden", a->shape.hidden, "width of the stream")->option_text("D")->check(size));
+  show_default(app->add_option("--ffn", a->shape.ffn, "width of the feed-forward")->option_text("F")->check(size));
+  show_default(app->add_option("--heads", a->shape.heads, "of queries")->option_text("H")->check(size));
+  show_default(app->add_option("--kv-heads", a->shape.kv_heads, "of keys and values")->option_text("H")->check(size));
+  app->add_option("--vocab", a->shape.vocab, "the loss too, over so many tokens [none; 256 for step]")
+      ->option_text("V")
+      ->check(size);
+  show_default(app->add_option("--layers", a->layers, "of step's model")->option_text("L")->check(size));
+  show_default(app->add_option("--batch", a->rows, "rows of step's batch")->option_text("B")->check(size));
+  show_default(app->add_option("--seq", a->seq, "tokens of such a row")->option_text("T")->check(size));
+  add_dtype(*app, a->dtype, "of activations and weights");
+  show_default(app->add_option("--threads", a->threads, "0 for all")->option_text("N"));
+  show_default(app->add_option("--rounds", a->rounds.count, "turns of each")
+                   ->option_text("N")
+                   ->check(CLI::Range(1, 1000, "1 to 1000")));
+  app->add_option("--json", a->json, "writes the figures there too")->option_text("FILE");
+  return {app, [a] { return run(*a); }};
+}
+
+}  // namespace coda::cli

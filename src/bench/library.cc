@@ -1,0 +1,100 @@
+#include "library.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "coda/error.h"
+#include "cpu/isa.h"
+#include "cpu/microkernel.h"
+#include "cpu/pack.h"
+
+namespace coda::bench {
+
+namespace {
+
+// cblas.h
+constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
+
+template <class Function>
+Function* symbol(void* library, const char* name) {
+  void* found = dlsym(library, name);
+  if (found == nullptr) throw Error(std::string("the OpenBLAS that was found has no ") + name);
+  return reinterpret_cast<Function*>(found);
+}
+
+}  // namespace
+
+const char* name(Form form) {
+  switch (form) {
+    case Form::TN:
+      return "TN";
+    case Form::NN:
+      return "NN";
+    case Form::NT:
+      return "NT";
+  }
+  return "";
+}
+
+OpenBlas::OpenBlas(int threads) : library_(dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL)) {
+  if (library_ == nullptr)
+    throw Error("coda bench measures against OpenBLAS, which is not here: apt-get install libopenblas0-pthread");
+  sgemm_ = symbol<void(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int)>(
+      library_, "cblas_sgemm");
+  symbol<void(int)>(library_, "openblas_set_num_threads")(threads);
+  core_ = symbol<char*()>(library_, "openblas_get_corename")();
+}
+
+OpenBlas::~OpenBlas() {
+  dlclose(library_);
+}
+
+void OpenBlas::operator()(const Product& p) const {
+  const auto m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
+  const bool turned_a = p.form == Form::NT, turned_b = p.form != Form::TN;
+  sgemm_(kRowMajor, turned_a ? kTransposed : kPlain, turned_b ? kPlain : kTransposed, m, n, k, 1, p.a,
+         turned_a ? m : k, p.b, turned_b ? n : k, 0, p.out, n);
+}
+
+void Libxsmm::operator()(const Product& p) {
+  constexpr int64_t kRows = 96, kCols = 128, kDepth = 256;
+  const bool turned_a = p.form == Form::NT, turned_b = p.form != Form::TN;
+  const detail::Factor a{p.a, ElementType::float32, p.m, p.k, turned_a ? p.m : p.k, turned_a};
+  const detail::Factor b{p.b, ElementType::float32, p.n, p.k, turned_b ? p.n : p.k, turned_b};
+  const int64_t panels = (p.n + kCols - 1) / kCols, row_blocks = (p.m + kRows - 1) / kRows;
+  const int64_t needed = panels * kCols * p.k + cpu_.threads() * kRows * (p.k + kCols);
+  if (needed > packed_size_) {
+    packed_ = std::make_unique<float[]>(static_cast<size_t>(needed));
+    packed_size_ = needed;
+  }
+  float* packed = packed_.get();
+  cpu::for_chosen_isa([&](auto isa) {
+    using I = decltype(isa);
+    cpu_.parallel_for(panels, [&](int64_t panel, int) {
+      const int64_t col = panel * kCols;
+      cpu::pack_columns<I>(b, col, std::min(kCols, p.n - col), 0, p.k, packed + col * p.k, kCols);
+    });
+    cpu_.parallel_for(row_blocks, [&](int64_t block, int thread) {
+      float* acc = packed + panels * kCols * p.k + thread * kRows * (p.k + kCols);
+      float* packed_a = acc + kRows * kCols;
+      const int64_t row = block * kRows, rows = std::min(kRows, p.m - row);
+      const float* a_rows = p.a + row * p.k;
+      if (turned_a) {
+        cpu::pack_rows<I>(a, row, rows, 0, p.k, packed_a, p.k);
+        a_rows = packed_a;
+      }
+      for (int64_t col = 0; col < p.n; col += kCols) {
+        for (int64_t k = 0; k < p.k; k += kDepth) {
+          const cpu::Microkernel multiply(rows, kCols, std::min(kDepth, p.k - k), p.k, kCols, kCols, k > 0);
+          multiply(a_rows + k, packed + col * p.k + k * kCols, acc);
+        }
+        for (int64_t i = 0; i < rows; ++i)
+          std::copy_n(acc + i * kCols, std::min(kCols, p.n - col), p.out + (row + i) * p.n + col);
+      }
+    });
+  });
+}
+
+}  // namespace coda::bench
