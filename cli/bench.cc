@@ -24,8 +24,10 @@ using bench::Time;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kHelp =
-    "Times programs, a block of a Llama and a training step on this machine, beside the plain products of the same shapes by "
-    "OpenBLAS and LIBXSMM (fp32), and beside that product followed by the program as one pass over its stored result. All "
+    "Times programs, a block of a Llama and a training step on this machine, beside the plain products of the same "
+    "shapes by "
+    "OpenBLAS and LIBXSMM (fp32), and beside that product followed by the program as one pass over its stored result. "
+    "All "
     "take turns in one run; medians, with the range of the rounds.\n\n"
     "  coda bench                                 everything\n"
     "  coda bench programs --hidden 1024 --ffn 2816\n"
@@ -65,15 +67,19 @@ class Bench {
                cpu_.threads(), isa, openblas_.core(), a_.rounds.count);
     json_["machine"] = {
         {"cpu", cpu_model()}, {"threads", cpu_.threads()}, {"coda", isa}, {"openblas", openblas_.core()}};
-    json_["shape"] = {{"tokens", a_.shape.tokens},     {"hidden", a_.shape.hidden}, {"ffn", a_.shape.ffn},
-                      {"heads", a_.shape.heads},       {"kv_heads", a_.shape.kv_heads},
-                      {"vocab", a_.shape.vocab},       {"dtype", a_.dtype == llama::Dtype::bf16 ? "bf16" : "fp32"}};
+    json_["shape"] = {{"tokens", a_.shape.tokens},
+                      {"hidden", a_.shape.hidden},
+                      {"ffn", a_.shape.ffn},
+                      {"heads", a_.shape.heads},
+                      {"kv_heads", a_.shape.kv_heads},
+                      {"vocab", a_.shape.vocab},
+                      {"dtype", a_.dtype == llama::Dtype::bf16 ? "bf16" : "fp32"}};
   }
 
   void programs() {
     const auto block = bench::make_block(cpu_, openblas_, libxsmm_, a_.shape, a_.dtype);
-    fmt::print("{:27} {:16} {:>19} {:>25} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "", "program", "M, N, K", "coda", "OpenBLAS",
-               "LIBXSMM", "and pass", "÷ plain", "÷ passes");
+    fmt::print("{:27} {:16} {:>19} {:>25} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "", "program", "M, N, K", "coda",
+               "OpenBLAS", "LIBXSMM", "and pass", "÷ plain", "÷ passes");
     for (const bench::Row& row : block->rows()) {
       if (!row.plain) continue;
       const auto plain = [&row] { row.plain(false); };
@@ -93,15 +99,17 @@ class Bench {
                  1e3 * times[1].median, 1e3 * times[2].median,
                  row.pass ? fmt::format("{:.3f}", 1e3 * times[3].median) : "", ratio, passes);
       std::fflush(stdout);
-      Json entry = {{"name", row.name}, {"program", row.program}, {"form", bench::name(row.form)},
-                    {"m", row.m},       {"n", row.n},             {"k", row.k},
-                    {"flops", row.flops()}};
+      Json entry = {
+          {"name", row.name}, {"program", row.program}, {"form", bench::name(row.form)}, {"m", row.m}, {"n", row.n},
+          {"k", row.k},       {"flops", row.flops()}};
       for (size_t i = 0; i < entries.size(); ++i) entry["times"][entries[i].name] = json_of(times[i]);
       entry["ratio_to_plain"] = ratio;
       json_["programs"].push_back(entry);
     }
-    fmt::print("\n÷ plain: coda over the faster of the two plain products. ÷ passes: over OpenBLAS' product and one pass of the "
-               "program.\n\n");
+    fmt::print(
+        "\n÷ plain: coda over the faster of the two plain products. ÷ passes: over OpenBLAS' product and one pass of "
+        "the "
+        "program.\n\n");
   }
 
   void block() {
@@ -151,8 +159,7 @@ class Bench {
     if (a_.shape.vocab > 0) config.vocab = a_.shape.vocab;
     config.max_positions = std::max(config.max_positions, a_.seq);
     llama::check(config);
-    const bench::StepReport r =
-        bench::bench_step(cpu_, openblas_, config, a_.dtype, a_.rows, a_.seq, a_.rounds);
+    const bench::StepReport r = bench::bench_step(cpu_, openblas_, config, a_.dtype, a_.rows, a_.seq, a_.rounds);
     const double whole = r.step.median;
     fmt::print("training step of {:.1f} million parameters, {} x {} tokens: {:.0f} tokens/s\n",
                1e-6 * static_cast<double>(r.parameters), a_.rows, a_.seq, static_cast<double>(r.tokens) / whole);
@@ -162,11 +169,12 @@ class Bench {
     };
     line("step", r.step);
     line("forward and backward", r.forward_backward);
-    line("update", r.update);
+    fmt::print("  {:40} {:8.3f} {:>23} {:3.0f} %\n", "update (the rest of the step)",
+               1e3 * (whole - r.forward_backward.median), "", 100 * (1 - r.forward_backward.median / whole));
     line("attention, forward and backward", r.attention);
     line("OpenBLAS' products of the same shapes", r.products);
-    fmt::print("  {:.1f} GFLOP in products; everything but them costs {:.0f} % of the step\n",
-               1e-9 * r.product_flops, 100 * (1 - r.products.median / whole));
+    fmt::print("  {:.1f} GFLOP in products; everything but them costs {:.0f} % of the step\n", 1e-9 * r.product_flops,
+               100 * (1 - r.products.median / whole));
     fmt::print("  memory: {:.1f} MB before the first step, {:.1f} MB more at the peak of a step\n",
                1e-6 * static_cast<double>(r.bytes_before), 1e-6 * static_cast<double>(r.bytes_of_step));
     json_["step"]["tokens"] = r.tokens;
@@ -220,7 +228,8 @@ Command bench_command(CLI::App& coda) {
   app->add_option("WHAT", a->what, "programs, block, step [all]")
       ->check(CLI::IsMember({"programs", "block", "step"}))
       ->option_text("...");
-  show_default(app->add_option("--tokens", a->shape.tokens, "rows of programs and block")->option_text("M")->check(size));
+  show_default(
+      app->add_option("--tokens", a->shape.tokens, "rows of programs and block")->option_text("M")->check(size));
   show_default(app->add_option("--hidden", a->shape.hidden, "width of the stream")->option_text("D")->check(size));
   show_default(app->add_option("--ffn", a->shape.ffn, "width of the feed-forward")->option_text("F")->check(size));
   show_default(app->add_option("--heads", a->shape.heads, "of queries")->option_text("H")->check(size));

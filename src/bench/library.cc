@@ -54,8 +54,8 @@ OpenBlas::~OpenBlas() {
 void OpenBlas::operator()(const Product& p) const {
   const auto m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
   const bool turned_a = p.form == Form::NT, turned_b = p.form != Form::TN;
-  sgemm_(kRowMajor, turned_a ? kTransposed : kPlain, turned_b ? kPlain : kTransposed, m, n, k, 1, p.a,
-         turned_a ? m : k, p.b, turned_b ? n : k, 0, p.out, n);
+  sgemm_(kRowMajor, turned_a ? kTransposed : kPlain, turned_b ? kPlain : kTransposed, m, n, k, 1, p.a, turned_a ? m : k,
+         p.b, turned_b ? n : k, 0, p.out, n);
 }
 
 void Libxsmm::operator()(const Product& p) {

@@ -92,11 +92,8 @@ class BlockOf : public Block {
     };
     const RowOptions backward{.backward = true};
     add("B3 down", "SwiGluBackward", Form::NN, m, f, d,
-        SwiGluBackward<S>{.inv_rms = r,
-                          .gate_up = x(m, 2 * f),
-                          .d_gate_up = out(m, 2 * f),
-                          .y = half(m, f),
-                          .dot_z = partial(m, f)},
+        SwiGluBackward<S>{
+            .inv_rms = r, .gate_up = x(m, 2 * f), .d_gate_up = out(m, 2 * f), .y = half(m, f), .dot_z = partial(m, f)},
         backward);
     add_weight_gradient("W down", d, f, m);
     add("B2 gate and up", "RmsNormBackward", Form::NN, m, d, 2 * f, norm_backward(), backward);

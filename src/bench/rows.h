@@ -22,10 +22,11 @@ struct Row {
   Form form;
   int64_t m, n, k;
   bool backward;
-  bool in_block;                    // not the loss
-  std::function<void()> fused;      // the product with its program
-  std::function<void(bool)> plain;  // the library's product alone: OpenBLAS', or LIBXSMM's if true; null without a product
-  std::function<void()> pass;       // the program over the stored product; null where a library needs none
+  bool in_block;                // not the loss
+  std::function<void()> fused;  // the product with its program
+  std::function<void(bool)>
+      plain;                   // the library's product alone: OpenBLAS', or LIBXSMM's if true; null without a product
+  std::function<void()> pass;  // the program over the stored product; null where a library needs none
 
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };

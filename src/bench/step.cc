@@ -32,9 +32,9 @@ class Products {
     struct Weight {
       int64_t out, in, count;
     };
-    for (const Weight& w : {Weight{c.qkv_width(), c.hidden, c.layers}, Weight{c.hidden, c.query_width(), c.layers},
-                            Weight{2 * c.ffn, c.hidden, c.layers}, Weight{c.hidden, c.ffn, c.layers},
-                            Weight{c.vocab, c.hidden, 1}})
+    for (const Weight& w :
+         {Weight{c.qkv_width(), c.hidden, c.layers}, Weight{c.hidden, c.query_width(), c.layers},
+          Weight{2 * c.ffn, c.hidden, c.layers}, Weight{c.hidden, c.ffn, c.layers}, Weight{c.vocab, c.hidden, 1}})
       for (int64_t i = 0; i < w.count; ++i) {
         list_.push_back({Form::TN, m, w.out, w.in, nullptr, nullptr, nullptr});
         list_.push_back({Form::NN, m, w.in, w.out, nullptr, nullptr, nullptr});
@@ -139,15 +139,13 @@ StepReport run(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::
   Attention<E> attention(cpu, config, starts, m);
   const std::vector<Time> times = measure({{"step", step},
                                            {"forward and backward", forward_backward},
-                                           {"update", [&] { model.update(options); }},
                                            {"attention", [&] { attention.run(); }},
                                            {"products", [&] { products.run(); }}},
                                           rounds);
   report.step = times[0];
   report.forward_backward = times[1];
-  report.update = times[2];
-  report.attention = times[3];
-  report.products = times[4];
+  report.attention = times[2];
+  report.products = times[3];
   return report;
 }
 

@@ -10,14 +10,13 @@
 namespace coda::bench {
 
 struct StepReport {
-  Time step;                  // forward, backward, update
-  Time forward_backward;      // of one batch
-  Time update;                // AdamW with clipping, and the folded, packed weights
-  Time attention;             // forward and backward of all layers
-  Time products;              // OpenBLAS' plain products of all the step's shapes, nothing else
-  double product_flops;       // of those
-  int64_t bytes_before;       // resident before the first step
-  int64_t bytes_of_step;      // that the first two steps add at their peak
+  Time step;              // forward, backward, update
+  Time forward_backward;  // of one batch
+  Time attention;         // forward and backward of all layers
+  Time products;          // OpenBLAS' plain products of all the step's shapes, nothing else
+  double product_flops;   // of those
+  int64_t bytes_before;   // resident before the first step
+  int64_t bytes_of_step;  // that the first two steps add at their peak
   int64_t tokens, parameters;
 };
 
