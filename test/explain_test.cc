@@ -177,7 +177,7 @@ TEST(ExplainBlock, ForwardIsWhatItIsByHand) {
   expect_bytes(row_of(all, "F2").fused, t + 46137344 + 65536, t * 33 / 4);
   expect_bytes(row_of(all, "F3").fused, t * 11 / 4 + 23068672 + t, t + 1048576);
 
-  const Totals forward = total(all, Part::forward, false, {});
+  const Totals forward = total(all, Part::layer_forward, {});
   EXPECT_EQ(forward.fused.read, 612577280);
   EXPECT_EQ(forward.fused.written, 790757376);
   // Per operator: norm (t, t), qkv, RoPE (1.25 t twice); o, add (2 t, t); norm, gate_up, SwiGLU (5.5 t, 2.75 t); down, add.
@@ -188,7 +188,7 @@ TEST(ExplainBlock, ForwardIsWhatItIsByHand) {
   EXPECT_EQ(forward.compiled.written, 1140981760);
   EXPECT_NEAR(static_cast<double>(forward.separate.bytes()) / static_cast<double>(forward.fused.bytes()), 1.762, 5e-4);
   EXPECT_NEAR(static_cast<double>(forward.compiled.bytes()) / static_cast<double>(forward.fused.bytes()), 1.666, 5e-4);
-  // Kept: h, r, qkv, a, lse, h_mid, r_mid, z. Unfused also the two normalised inputs, and y.
+  // Kept (the layer's input among it): h, r, qkv, a, lse, h_mid, r_mid, z. Unfused also the two normalised inputs, and y.
   EXPECT_EQ(forward.kept, 3 * t + t * 3 / 2 + t * 11 / 2 + 2 * 65536 + 16 * 65536);
   EXPECT_EQ(forward.kept_separate - forward.kept, 2 * t + t * 11 / 4);
 }
@@ -222,13 +222,15 @@ TEST(ExplainBlock, FlopsAreSixPerTokenAndWeight) {
     const int64_t weights = 218103808 + (vocab ? 131072000 : 0);
     EXPECT_EQ(b.product_weights(), weights);
     const std::vector<Row> all = rows(b);
-    const Totals both = total(all, Part::both, false, {});
-    EXPECT_EQ(both.fused.flops, 6 * 4096 * weights);
-    EXPECT_EQ(both.separate.flops, 6 * 4096 * weights);
-    EXPECT_EQ(both.compiled.flops, 6 * 4096 * weights);
-    EXPECT_EQ(total(all, Part::forward, false, {}).fused.flops, 2 * 4096 * weights);
+    const Totals both = total(all, Part::layer, {});
+    const Totals loss = total(all, Part::loss, {});
+    EXPECT_EQ(loss.fused.flops, vocab ? int64_t{6} * 4096 * 131072000 : 0);
+    EXPECT_EQ(both.fused.flops + loss.fused.flops, 6 * 4096 * weights);
+    EXPECT_EQ(both.separate.flops + loss.separate.flops, 6 * 4096 * weights);
+    EXPECT_EQ(both.compiled.flops + loss.compiled.flops, 6 * 4096 * weights);
+    EXPECT_EQ(total(all, Part::layer_forward, {}).fused.flops, int64_t{2} * 4096 * 218103808);
     // Causal attention over all 4096: 2 forward and 5 backward half products of M · seq · query width.
-    EXPECT_EQ(total(all, Part::both, true, {}).fused.flops - both.fused.flops, int64_t{7} * 4096 * 4096 * 4096);
+    EXPECT_EQ(total(all, Part::attention, {}).fused.flops, int64_t{7} * 4096 * 4096 * 4096);
   }
 }
 
@@ -273,7 +275,7 @@ TEST(ExplainMachine, TakesTheSlowerOfProductAndMemory) {
   const Kernel both[] = {{"", 1000, 30, 20}, {"", 0, 30, 20}};
   EXPECT_EQ(machine.seconds(both), 15);
   const std::vector<Row> all = rows(layer());
-  const Totals totals = total(all, Part::both, false, preset("h200", kBf16));
+  const Totals totals = total(all, Part::layer, preset("h200", kBf16));
   EXPECT_GT(totals.separate.seconds, totals.compiled.seconds);
   EXPECT_GT(totals.compiled.seconds, totals.fused.seconds);
 }
@@ -304,13 +306,13 @@ TEST(ExplainReport, SaysRowsAndTotals) {
   const std::string said = text(report);
   for (const Row& row : report.rows) EXPECT_NE(said.find("\n" + row.name + "  "), std::string::npos) << row.name;
   for (const char* part :
-       {"TN", "NN", "NT", "16384 × 3072 × 2048", "RmsNormRope<bf16>", "with attention", "989 TFLOP/s", "4.80 TB/s",
+       {"TN", "NN", "NT", "16384 × 3072 × 2048", "RmsNormRope<bf16>", "layer, forward", "989 TFLOP/s", "4.80 TB/s",
         "sustained rates are lower", "max(FLOPs / rate, bytes / bandwidth)"}) {
     EXPECT_NE(said.find(part), std::string::npos) << part;
   }
   const nlohmann::ordered_json data = json(report);
   EXPECT_EQ(data["rows"].size(), report.rows.size());
-  EXPECT_EQ(data["totals"]["forward + backward"]["fused"]["flops"], 6 * 16384 * b.product_weights());
+  EXPECT_EQ(data["totals"]["loss"]["fused"]["flops"], int64_t{6} * 16384 * 32000 * 2048);
 
   const Program& p = find_program("CrossEntropy");
   const ProgramReport one{p, Sizes{64, 256, 32}, {}, cpu_plan(p, kBf16, 2)};
@@ -352,9 +354,8 @@ void expect_well_formed(const std::string& svg) {
       }
       i += static_cast<size_t>(match.length(0));
     } else {
-      if (svg[i] == '&')
-        ASSERT_TRUE(svg.compare(i, 4, "&lt;") == 0 || svg.compare(i, 4, "&gt;") == 0 ||
-                    svg.compare(i, 5, "&amp;") == 0);
+      const std::string entity = svg.substr(i, svg[i] == '&' ? svg.find(';', i) - i + 1 : 0);
+      ASSERT_TRUE(entity.empty() || entity == "&lt;" || entity == "&gt;" || entity == "&amp;") << entity;
       ASSERT_NE(svg[i], '>');
       ++i;
     }
@@ -370,7 +371,7 @@ TEST(ExplainPicture, HasEveryRowAndIsWellFormed) {
     const std::string svg = block_svg(b, all);
     expect_well_formed(svg);
     for (const Row& row : all) EXPECT_NE(svg.find(">" + row.name + "<"), std::string::npos) << row.name;
-    for (const char* part : {"8192×6144×4096  TN", "[8192, 28672]", "residual stream", "fill=\"#ffffff\""})
+    for (const char* part : {"8192×6144×4096", "TN  ", "[8192, 28672]", "residual stream", "fill=\"#ffffff\""})
       EXPECT_NE(svg.find(part), std::string::npos) << part;
     EXPECT_EQ(svg.find("cross-entropy") == std::string::npos && svg.find("CrossEntropy") == std::string::npos, !vocab);
   }

@@ -42,7 +42,9 @@ class Rows {
 
   std::vector<Row> all() {
     forward();
+    in_loss_ = true;
     if (block_.vocab) vocabulary();
+    in_loss_ = false;
     backward();
     return std::move(rows_);
   }
@@ -90,6 +92,7 @@ class Rows {
   Row& product(const char* name, bool backward, const char* what, Form form, Sizes sizes, const Program* program) {
     Row row{.name = name,
             .backward = backward,
+            .loss = in_loss_,
             .step = sizes.k ? Step::product : Step::elementwise,
             .what = what,
             .form = form,
@@ -102,6 +105,7 @@ class Rows {
   void finish(const char* name, bool backward, const char* formula, int64_t read, int64_t written) {
     rows_.push_back(Row{.name = name,
                         .backward = backward,
+                        .loss = in_loss_,
                         .step = Step::finish,
                         .what = "second stage",
                         .form = Form::tn,
@@ -113,6 +117,7 @@ class Rows {
   void attention(const char* name, bool backward, const char* formula, Kernel kernel) {
     rows_.push_back(Row{.name = name,
                         .backward = backward,
+                        .loss = in_loss_,
                         .step = Step::attention,
                         .what = "attention",
                         .form = Form::tn,
@@ -131,6 +136,7 @@ class Rows {
 
   const Block& block_;
   const int64_t m_, d_, f_, q_, w_;
+  bool in_loss_ = false;
   std::vector<Row> rows_;
 };
 
@@ -142,7 +148,7 @@ void Rows::forward() {
   f4.kept_separate = {tensor("h", d_), vector("r"), tensor("x", d_), tensor("qkv", w_)};
 
   // Causal: half of the scores, for q·kᵀ and p·v.
-  attention("attention", false, "causal softmax(q kᵀ / √d) v, blocked",
+  attention("attention", false, "softmax(q kᵀ / √d) v, causal, in blocks",
             {.name = "attention",
              .flops = 2 * m_ * block_.seq * q_,
              .read = tile(m_, w_),
@@ -184,7 +190,7 @@ void Rows::vocabulary() {
   f5.kept_separate = {tensor("h_next", d_), vector("r_next"), tensor("x_next", d_), tensor("logits", v), vector("lse")};
   finish("finish lse", false, "lse = log Σ exp l;  l[label]", 3 * partials, 2 * floats(m_));
 
-  Row& b5 = product("B5", true, "of the logits, in place", Form::tn, {m_, v, {}}, program("CrossEntropyBackward"));
+  Row& b5 = product("B5", true, "logits, in place", Form::tn, {m_, v, {}}, program("CrossEntropyBackward"));
   b5.separate = b5.compiled = {pass("cross-entropy backward", tile(m_, v) + 3 * floats(m_), tile(m_, v))};
   finish("finish s_next", true, "s_next = Σ d_l·l / D", partials, floats(m_));
   Row& lm = product("B5 product", true, "d_l′·W̃lm", Form::nn, {m_, d_, v}, program("RmsNormBackward", "StreamEnds"));
@@ -211,13 +217,13 @@ void Rows::backward() {
   weight_gradient("W o", "d_h_midᵀ·a", d_, q_);
 
   // q·kᵀ again, d_o·vᵀ, and the three gradients.
-  attention("attention backward", true, "d_qkv, Δ = Σ d_a·a, scores made again",
+  attention("attention backward", true, "d_qkv from d_a, scores made again",
             {.name = "attention backward",
              .flops = 5 * m_ * block_.seq * q_,
              .read = tile(m_, w_ + 2 * q_) + floats(block_.heads * m_),
              .written = tile(m_, w_)});
 
-  Row& b4 = product("B4", true, "of d_qkv, in place", Form::tn, {m_, w_, {}}, program("RopeBackward"));
+  Row& b4 = product("B4", true, "d_qkv, in place", Form::tn, {m_, w_, {}}, program("RopeBackward"));
   b4.separate = b4.compiled = {rope("RoPE backward")};
   finish("finish s", true, "s = Σ d_qkv·qkv / D", floats(slots(w_) * m_), floats(m_));
   Row& qkv = product("B4 product", true, "d_qkv′·W̃qkv", Form::nn, {m_, d_, w_}, program("RmsNormBackward"));
@@ -233,6 +239,24 @@ void add(Sum& sum, std::span<const Kernel> kernels, const std::optional<Machine>
     sum.written += kernel.written;
   }
   if (machine) sum.seconds += machine->seconds(kernels);
+}
+
+bool belongs(const Row& row, Part part) {
+  switch (part) {
+    case Part::layer_forward:
+      return !row.loss && !row.backward;
+    case Part::layer_backward:
+      return !row.loss && row.backward;
+    case Part::layer:
+      return !row.loss;
+    case Part::attention:
+      return row.step == Step::attention;
+    case Part::loss:
+      return row.loss;
+    case Part::all:
+      break;
+  }
+  return true;
 }
 
 }  // namespace
@@ -289,12 +313,13 @@ std::vector<Row> rows(const Block& block) {
   return Rows(block).all();
 }
 
-Totals total(const std::vector<Row>& rows, Part part, bool attention, const std::optional<Machine>& machine) {
+Totals total(const std::vector<Row>& rows, Part part, const std::optional<Machine>& machine) {
   Totals totals;
   for (const Row& row : rows) {
-    if ((part == Part::forward && row.backward) || (part == Part::backward && !row.backward)) continue;
+    if (!belongs(row, part)) continue;
     for (const Tensor& tensor : row.kept) totals.kept += tensor.bytes();
     for (const Tensor& tensor : row.kept_separate) totals.kept_separate += tensor.bytes();
+    const bool attention = part == Part::attention || part == Part::all;
     if (row.step == Step::attention && !attention) continue;
     add(totals.fused, std::span(&row.fused, 1), machine);
     add(totals.separate, row.separate, machine);

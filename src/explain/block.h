@@ -46,6 +46,7 @@ enum class Form { tn, nn, nt };
 struct Row {
   std::string name;  // F1, "finish r_mid", "W down"; one of a kind
   bool backward;
+  bool loss;  // of the vocabulary, not of the layer
   Step step;
   std::string what;        // "a·Woᵀ"
   Form form;               // of a product
@@ -73,9 +74,8 @@ struct Totals {
   int64_t kept = 0, kept_separate = 0;  // bytes
 };
 
-enum class Part { forward, backward, both };
-
-/// Over the rows of a part, attention's time and traffic among them or not; what is kept is all that is kept.
-Totals total(const std::vector<Row>& rows, Part part, bool attention, const std::optional<Machine>& machine);
+/// Rows that are added up: the layer's without attention, attention, the loss, everything. What attention keeps is the layer's.
+enum class Part { layer_forward, layer_backward, layer, attention, loss, all };
+Totals total(const std::vector<Row>& rows, Part part, const std::optional<Machine>& machine);
 
 }  // namespace coda::explain

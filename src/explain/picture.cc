@@ -241,22 +241,22 @@ void Picture::node(int x, int place, std::string_view name) {
   canvas_.rect(x, y, kNodeWidth, kNodeHeight, 5, body);
   canvas_.rect(x, y, kNodeWidth, kStrip, 5, head);
   canvas_.text(x + 9, y + 16, r.name, {.size = 12.5, .weight = Weight::bold});
-  const std::string size = r.step == Step::product ? fmt::format("{}×{}×{}  {}", r.sizes.m, r.sizes.n, *r.sizes.k,
-                                                                 r.form == Form::tn   ? "TN"
-                                                                 : r.form == Form::nn ? "NN"
-                                                                                      : "NT")
+  canvas_.text(x + (r.name.size() > 3 ? 98 : 36), y + 16, r.step == Step::product ? r.what : "", {.size = 12});
+  const char* form = r.form == Form::tn ? "TN" : r.form == Form::nn ? "NN" : "NT";
+  const std::string kind = r.step == Step::product ? fmt::format("{}  {}", form, flops_text(r.fused.flops))
                            : own                   ? std::string("a kernel of its own")
                                                    : std::string("elementwise, in place");
-  if (r.step == Step::product) {
-    const int after = r.name.size() > 3 ? 88 : 36;
-    canvas_.text(x + after, y + 16, r.what, {.size = 12});
-  }
-  canvas_.text(x + kNodeWidth - 9, y + 16, size, {.size = 10.5, .color = kFaint, .anchor = Anchor::end});
-  canvas_.text(x + 9, y + 41, own ? "blocked, online softmax" : r.program->name,
-               {.size = 11.5, .weight = Weight::bold});
+  canvas_.text(x + kNodeWidth - 9, y + 16, kind, {.size = 10.5, .color = kFaint, .anchor = Anchor::end});
+  const std::string title = !own ? r.program->name : r.backward ? "its derivative" : "online softmax";
+  canvas_.text(x + 9, y + 41, title, {.size = 11.5, .weight = Weight::bold});
   canvas_.text(x + kNodeWidth - 9, y + 41,
                fmt::format("{} in, {} out", bytes_text(r.fused.read), bytes_text(r.fused.written)),
                {.size = 10, .color = kFaint, .anchor = Anchor::end});
+  if (!own) {
+    const std::string sizes = r.sizes.k ? fmt::format("{}×{}×{}", r.sizes.m, r.sizes.n, *r.sizes.k)
+                                        : fmt::format("{}×{}", r.sizes.m, r.sizes.n);
+    canvas_.text(x + kNodeWidth - 9, y + 70, sizes, {.size = 10, .color = kFaint, .anchor = Anchor::end});
+  }
   int baseline = y + 56;
   for (const std::string& line : lines_of(r.formula)) {
     canvas_.text(x + 9, baseline, line, {.size = 11});
@@ -417,20 +417,24 @@ void Picture::loss() {
   weight_gradient(kF5, "W lm");
 }
 
-/// Returns where it ends.
+/// Backward and forward together. Returns where it ends.
 int Picture::summary(int y) {
-  const Totals all = total(rows_, Part::both, false, {});
-  const auto times = [&](const Sum& sum) {
-    return fmt::format("{} ({:.2f}×)", bytes_text(sum.bytes()),
-                       static_cast<double>(sum.bytes()) / static_cast<double>(all.fused.bytes()));
+  const auto moved = [&](const char* what, Part part) {
+    const Totals t = total(rows_, part, {});
+    const auto unfused = [&](const Sum& sum) {
+      return fmt::format("{} ({:.2f}×)", bytes_text(sum.bytes()),
+                         static_cast<double>(sum.bytes()) / static_cast<double>(t.fused.bytes()));
+    };
+    return fmt::format("{}: {}, moves {}; a kernel per operator {}, one between products {}", what,
+                       flops_text(t.fused.flops), bytes_text(t.fused.bytes()), unfused(t.separate),
+                       unfused(t.compiled));
   };
-  const std::string lines[] = {
-      fmt::format("Without attention, forward and backward: {}.", flops_text(all.fused.flops)),
-      fmt::format("Moved: {}; with a kernel per operator {};", bytes_text(all.fused.bytes()), times(all.separate)),
-      fmt::format("with everything between two products as one kernel {}.", times(all.compiled)),
-      fmt::format("Kept: {}; unfused {}.", bytes_text(total(rows_, Part::both, true, {}).kept),
-                  bytes_text(total(rows_, Part::both, true, {}).kept_separate)),
-  };
+  std::vector<std::string> lines = {moved("The layer without attention", Part::layer)};
+  if (block_.vocab)
+    lines.push_back(moved(fmt::format("The loss, {} tokens at a time", block_.chunk).c_str(), Part::loss));
+  const Totals all = total(rows_, Part::all, {});
+  lines.push_back(
+      fmt::format("Kept for the backward pass: {}; unfused {}", bytes_text(all.kept), bytes_text(all.kept_separate)));
   for (const std::string& line : lines) {
     canvas_.text(kStream, y, line, {.size = 12});
     y += 18;
@@ -454,13 +458,12 @@ std::string Picture::svg() {
   canvas_.text(kBackward + kNodeWidth / 2, kTop - 24, "↑ backward",
                {.size = 14, .weight = Weight::bold, .anchor = Anchor::middle});
   legend();
-  streams();
   forward();
   backward();
   if (b.vocab) loss();
+  streams();  // over the lines that cross them
   const int bottom = b.vocab ? top(kB5) + kNodeHeight + 24 : gap(kF3) + kBoxHeight / 2 + 24;
-  const int end = summary(b.vocab ? top(kB5) + 18 : bottom + 16);
-  return canvas_.svg(std::max(bottom, end), title);
+  return canvas_.svg(summary(bottom + 10) + 2, title);
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ std::string block_title(const Block& b) {
   return fmt::format(
       "A Llama layer in {}: {} tokens in documents of {}, hidden {}, ffn {}, {} heads and {} key-value heads of {}{}",
       name(b.element), b.tokens, b.seq, b.hidden, b.ffn, b.heads, b.kv_heads, b.head_dim,
-      b.vocab ? fmt::format(", and the loss over a vocabulary of {}, {} tokens at a time", *b.vocab, b.chunk) : "");
+      b.vocab ? fmt::format("\nand the loss over a vocabulary of {}, {} tokens at a time", *b.vocab, b.chunk) : "");
 }
 
 ordered_json json(const Kernel& kernel, const std::optional<Machine>& machine) {
@@ -182,12 +182,16 @@ ordered_json json(const std::vector<Tensor>& tensors) {
 struct NamedPart {
   const char* name;
   Part part;
-  bool attention;
 };
-constexpr NamedPart kParts[] = {{"forward", Part::forward, false},
-                                {"backward", Part::backward, false},
-                                {"forward + backward", Part::both, false},
-                                {"with attention", Part::both, true}};
+std::vector<NamedPart> parts_of(const Block& block) {
+  std::vector<NamedPart> parts = {{"layer, forward", Part::layer_forward},
+                                  {"layer, backward", Part::layer_backward},
+                                  {"layer", Part::layer},
+                                  {"attention", Part::attention}};
+  if (block.vocab) parts.push_back({"loss", Part::loss});
+  parts.push_back({"all", Part::all});
+  return parts;
+}
 
 std::string totals_text(const BlockReport& report) {
   const bool timed = report.machine.has_value();
@@ -197,8 +201,8 @@ std::string totals_text(const BlockReport& report) {
     lines[0].insert(lines[0].end(), {"time", "separate", "", "compiled", ""});
     alignment += "rrrrr";
   }
-  for (const NamedPart& part : kParts) {
-    const Totals t = total(report.rows, part.part, part.attention, report.machine);
+  for (const NamedPart& part : parts_of(report.block)) {
+    const Totals t = total(report.rows, part.part, report.machine);
     const auto bytes = [](const Sum& sum) { return static_cast<double>(sum.bytes()); };
     std::vector<std::string> line = {part.name,
                                      flops_text(t.fused.flops),
@@ -214,7 +218,7 @@ std::string totals_text(const BlockReport& report) {
     }
     lines.push_back(std::move(line));
   }
-  const Totals all = total(report.rows, Part::both, true, report.machine);
+  const Totals all = total(report.rows, Part::all, report.machine);
   return table(lines, alignment) +
          fmt::format("kept for the backward pass: {} fused, {} separate ({})\n", bytes_text(all.kept),
                      bytes_text(all.kept_separate),
@@ -291,8 +295,8 @@ std::string text(const ProgramReport& report) {
     }
     if (report.machine) {
       const double alone = report.machine->seconds(one), apart = report.machine->seconds(parts);
-      out += fmt::format("time      {} fused, {} unfused ({}) on {}\n", time_text(alone), time_text(apart),
-                         ratio_text(apart, alone), machine_text(*report.machine));
+      out += fmt::format("time      {} fused, {} unfused, {} the fused\n          {}\n", time_text(alone),
+                         time_text(apart), ratio_text(apart, alone), machine_text(*report.machine));
     }
     out += std::string("\n") + kByteModel + (report.machine ? kTimeModel : "") + "\n";
   }
@@ -306,13 +310,12 @@ std::string text(const ProgramReport& report) {
 std::string text(const BlockReport& report) {
   std::string out = block_title(report.block) + "\n\n";
 
-  Lines what = {
-      {"row", "product", "M × N × K", "form", "program", "what the epilogue does", "kept for the backward pass"}};
+  Lines what = {{"row", "product", "M × N × K", "form", "program", "kept for backward"}};
   for (const Row& row : report.rows) {
-    what.push_back({row.name, row.what, shape_text(row), form_text(row), row.program ? row.program->spelling() : "",
-                    row.formula, kept_text(row.kept)});
+    what.push_back({row.name, row.what, shape_text(row), form_text(row),
+                    row.program != nullptr ? row.program->spelling() : row.formula, kept_text(row.kept)});
   }
-  out += table(what, "lllllll") + "\n";
+  out += table(what, "llllll") + "\n";
 
   const bool timed = report.machine.has_value();
   Lines costs = {{"row", "FLOPs", "reads", "writes", "separate: reads", "writes", "compiled: reads", "writes"}};
@@ -351,6 +354,7 @@ std::string text(const BlockReport& report) {
       "fused     each row one kernel, its program in the product's epilogue; what is kept is all that is kept\n"
       "separate  one kernel per operator: GEMM, residual add, RMSNorm, SwiGLU, RoPE, cross-entropy, their derivatives\n"
       "compiled  everything between two products as one kernel, as torch.compile makes it\n"
+      "layer     is without attention, which stands by itself\n"
       "In all three: the same attention, weight gradients stored in float, no optimizer.\n";
   if (report.block.vocab) {
     out += fmt::format(
@@ -416,8 +420,8 @@ ordered_json json(const BlockReport& report) {
     rows.push_back(std::move(line));
   }
   out["rows"] = std::move(rows);
-  for (const NamedPart& part : kParts) {
-    const Totals t = total(report.rows, part.part, part.attention, report.machine);
+  for (const NamedPart& part : parts_of(b)) {
+    const Totals t = total(report.rows, part.part, report.machine);
     out["totals"][part.name] = {{"fused", json(t.fused, report.machine)},
                                 {"separate", json(t.separate, report.machine)},
                                 {"compiled", json(t.compiled, report.machine)},
