@@ -91,7 +91,7 @@ int run(const ProgramArguments& a) {
   if (given) check(program, *given);
   const auto machine = explain::machine(a.output.machine, a.output.tflops, a.output.tbps, program.element);
   if (machine && !given) throw UsageError("a predicted time needs --m, --n and --k");
-  a.output.write(explain::ProgramReport{program, given, machine, cpu_plan(program, program.element, Cpu().threads())});
+  a.output.write(explain::ProgramReport{program, given, machine, cpu_plan(program, Cpu().threads())});
   return 0;
 }
 

@@ -11,7 +11,7 @@ struct Decision {
   std::string what, choice, reason;
 };
 
-/// What src/cpu/product.h and the instruction set of this process decide for products of factors of this type.
-std::vector<Decision> cpu_plan(const Program& program, ElementType factors, int threads);
+/// What src/cpu/product.h and the instruction set of this process decide.
+std::vector<Decision> cpu_plan(const Program& program, int threads);
 
 }  // namespace coda::explain
