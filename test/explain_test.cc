@@ -319,7 +319,7 @@ TEST(ExplainReport, SaysRowsAndTotals) {
   const std::string program = text(one);
   for (const char* part :
        {"group_max", "reduced on chip", "RowLogSumExp<128>", "[⌈N/128⌉, M]", "[2, 64]", "a measure pass",
-        "groups of 128 columns", "plan of the CPU engine", "about 96", "unfused"}) {
+        "groups of 128 columns", "plan of the CPU engine", "rows of a block", "unfused"}) {
     EXPECT_NE(program.find(part), std::string::npos) << part << "\n" << program;
   }
   EXPECT_EQ(json(one)["operands"][2]["bytes"], 0);
