@@ -19,13 +19,13 @@ namespace coda::explain {
 namespace {
 
 template <class P>
-Program entry(std::string name, std::vector<std::string> options, std::string formula) {
+Program entry(const char* name, const std::vector<std::string>& options, const char* formula) {
   constexpr auto fields = describe<P>();
   constexpr auto numbers = std::make_integer_sequence<int, static_cast<int>(fields.size())>{};
-  return {.name = std::move(name),
+  return {.name = name,
           .element = detail::element_type<Activation, detail::element_of<P>>(),
-          .options = std::move(options),
-          .formula = std::move(formula),
+          .options = options,
+          .formula = formula,
           .fields = {fields.begin(), fields.end()},
           .pairs = takes_pairs<P>,
           .passes = detail::measure_passes<P, detail::accumulator_t<P, float>>(),
