@@ -14,5 +14,6 @@ Command train_command(CLI::App& coda);
 Command eval_command(CLI::App& coda);
 Command sample_command(CLI::App& coda);
 Command bench_command(CLI::App& coda);
+Command explain_command(CLI::App& coda);
 
 }  // namespace coda::cli

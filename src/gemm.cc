@@ -8,29 +8,13 @@
 #include <vector>
 
 #include "cpu/product.h"
+#include "operand_shape.h"
 
 namespace coda::detail {
 
 namespace {
 
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();  // rows and columns are 32-bit inside a program
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-int64_t bytes_of(ElementType element) {
-  switch (element) {
-    case ElementType::bfloat16:
-      return 2;
-    case ElementType::max_sum:
-      return sizeof(MaxSum);
-    case ElementType::float32:
-    case ElementType::int32:
-      break;
-  }
-  return 4;
-}
 
 std::string shape(int64_t rows, int64_t cols) {
   return fmt::format("{}x{}", rows, cols);
@@ -64,40 +48,6 @@ void check_matrix(const std::string& name, const void* data, ElementType element
                        fmt::format("an address that is a multiple of {}", alignment));
 }
 
-/// Whether the caller gives no memory for it.
-bool has_no_memory(const Field& field) {
-  return field.kind == Kind::scalar || field.kind == Kind::number || field.kind == Kind::off ||
-         field.direction == Direction::local;
-}
-
-/// The shape that an operand must have beside m × n accumulators.
-struct Shape {
-  int64_t rows, cols;
-  const char* formula;
-};
-Shape needed_shape(const Field& field, int64_t m, int64_t n) {
-  switch (field.kind) {
-    case Kind::per_row:
-      return {1, m, "[M]"};
-    case Kind::per_col:
-      return {1, n, "[N]"};
-    case Kind::half_tile:
-      return {m, n / 2, "[M, N/2]"};
-    case Kind::double_tile:
-      return {m, 2 * n, "[M, 2N]"};
-    case Kind::row_sum:
-    case Kind::row_max:
-    case Kind::row_log_sum_exp:
-      return {ceil_div(n, field.extent), m, "[slots, M]"};
-    case Kind::col_sum:
-      return {ceil_div(m, field.extent), n, "[slots, N]"};
-    case Kind::device_scalar:
-      return {1, 1, "one value"};
-    default:
-      return {m, n, "[M, N]"};
-  }
-}
-
 void check_operand(const Operand& operand, int64_t m, int64_t n) {
   const std::string name(operand.field.name);
   const Kind kind = operand.field.kind;
@@ -110,7 +60,7 @@ void check_operand(const Operand& operand, int64_t m, int64_t n) {
                          fmt::format("a multiple of 8 that divides the {} pairs of a row", n / 2));
     return;
   }
-  const Shape need = needed_shape(operand.field, m, n);
+  const OperandShape need = needed_shape(operand.field, m, n);
   if (operand.rows == need.rows && operand.cols == need.cols) return;
   const bool vector = kind == Kind::per_row || kind == Kind::per_col;
   const std::string slots = operand.field.extent > 0 ? fmt::format(", a slot for every {}", operand.field.extent) : "";

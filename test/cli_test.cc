@@ -66,7 +66,8 @@ class CliTest : public ::testing::Test {
 };
 
 TEST_F(CliTest, HelpAndVersion) {
-  for (const char* arguments : {"--help", "train --help", "eval --help", "sample --help"}) {
+  for (const char* arguments :
+       {"--help", "train --help", "eval --help", "sample --help", "explain --help", "explain block --help"}) {
     const Result result = coda(arguments);
     EXPECT_EQ(result.code, 0) << arguments;
     EXPECT_NE(result.out.find("coda "), std::string::npos);
@@ -97,6 +98,36 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("train --data ids --token-type u16", 2, "--vocab");
   expect_refused("eval --data text", 2, "--model");
   expect_refused("train --data text --threads -1", 2, "--threads");
+}
+
+TEST_F(CliTest, ExplainsProgramsAndBlocks) {
+  EXPECT_NE(coda("explain").out.find("RmsNormSwiGlu<bf16, DropGateUp>"), std::string::npos);
+  const Result program = coda("explain \"RmsNormSwiGlu<bf16, DropGateUp>\" --m 64 --n 32 --k 16 --json");
+  EXPECT_EQ(program.code, 0) << program.error;
+  EXPECT_EQ(nlohmann::json::parse(program.out).at("fused").at("flops"), 2 * 64 * 32 * 16);
+
+  const std::string block = "explain block --hidden 64 --ffn 128 --tokens 256 --vocab 512 --tflops 1 --tbps 0.1 ";
+  const Result shown = coda(block + "--svg layer.svg --json layer.json");
+  EXPECT_EQ(shown.code, 0) << shown.error;
+  EXPECT_NE(shown.out.find("layer, backward"), std::string::npos) << shown.out;
+  std::ifstream picture(dir_ / "layer.svg"), data(dir_ / "layer.json");
+  std::string first;
+  std::getline(picture, first);
+  EXPECT_TRUE(first.starts_with("<svg ")) << first;
+  EXPECT_EQ(nlohmann::json::parse(data).at("vocab"), 512);
+  EXPECT_EQ(nlohmann::json::parse(coda(block + "--json").out).at("hidden"), 64);
+
+  expect_refused("explain RmsNormSwigl", 2, "RmsNormSwiGlu");
+  expect_refused("explain RmsNormSwiGlu --m 16 --n 24 --k 16", 2, "--n is 24");
+  expect_refused("explain RmsNormSwiGlu --m 0 --n 16 --k 16", 2, "--m is 0");
+  expect_refused("explain RmsNormSwiGlu --m 16", 2, "--n");
+  expect_refused("explain RmsNormSwiGlu --machine h100", 2, "--m, --n and --k");
+  expect_refused("explain block --hidden 64 --ffn 128", 2, "--tokens");
+  expect_refused("explain block --hidden 64 --ffn 100 --tokens 16", 2, "--ffn is 100");
+  expect_refused("explain block --hidden 64 --ffn 128 --tokens 0", 2, "--tokens is 0");
+  expect_refused("explain block --hidden 64 --ffn 128 --tokens 16 --heads 0", 2, "--heads");
+  expect_refused("explain block --hidden 64 --ffn 128 --tokens 16 --machine h300", 2, "h300");
+  expect_refused(block + "--svg absent/layer.svg", 1, "absent/layer.svg");
 }
 
 TEST_F(CliTest, FailureExitsWithOne) {

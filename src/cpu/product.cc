@@ -17,19 +17,6 @@ using detail::Block;
 using detail::Factor;
 using detail::ProgramInfo;
 
-// Accumulators of a block: about 144 × 128 floats, 72 KB; with the panels of one depth block they stay in a 512 KB L2.
-// 128 is the width of most partial reductions.
-constexpr int64_t kRowBlock = 144;
-constexpr int64_t kColBlock = 128;
-// Rows whose last part of the depth is multiplied, and which the program then takes, at a time: they are in the first-level
-// cache then, and what the program reads beside them has just been fetched.
-constexpr int64_t kStrip = 24;
-// A panel of b as deep as this is half of a 32 KB first-level cache. Sums are made of parts of this length: in one running
-// fp32 sum over a vocabulary of a million, small terms would drown in a large one.
-constexpr int64_t kDepthBlock = 256;
-// Columns of b are packed this many floats at a time: enough to spread over threads, small beside the tensors.
-constexpr int64_t kPanelFloats = int64_t{4} << 20;
-
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
