@@ -1,15 +1,14 @@
 // The inside of a Cpu: its threads and the memory that its calls reuse.
 #pragma once
 #include <atomic>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "coda/cpu.h"
+#include "memory.h"
 
 namespace coda {
 
@@ -22,19 +21,14 @@ class Scratch {
     if (count > capacity_) {
       memory_.reset();
       capacity_ = 0;
-      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
-      memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-      if (!memory_) throw std::bad_alloc();
+      memory_ = allocate<float>(count);
       capacity_ = count;
     }
     return memory_.get();
   }
 
  private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> memory_;
+  Memory<float> memory_;
   int64_t capacity_ = 0;
 };
 

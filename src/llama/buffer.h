@@ -1,9 +1,9 @@
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "coda/tensor.h"
+#include "cpu/memory.h"
 
 namespace coda::llama {
 
@@ -12,8 +12,7 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(int64_t rows, int64_t cols)
-      : data_(std::make_unique_for_overwrite<T[]>(static_cast<size_t>(rows * cols))), rows_(rows), cols_(cols) {}
+  Buffer(int64_t rows, int64_t cols) : data_(cpu::allocate<T>(rows * cols)), rows_(rows), cols_(cols) {}
 
   Matrix<T> matrix() { return {data_.get(), rows_, cols_}; }
   Matrix<const T> matrix() const { return {data_.get(), rows_, cols_}; }
@@ -31,7 +30,7 @@ class Buffer {
   int64_t cols() const { return cols_; }
 
  private:
-  std::unique_ptr<T[]> data_;
+  cpu::Memory<T> data_;
   int64_t rows_ = 0, cols_ = 0;
 };
 
