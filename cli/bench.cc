@@ -82,6 +82,10 @@ class Bench {
                "OpenBLAS", "LIBXSMM", "and pass", "÷ plain", "÷ passes");
     for (const bench::Row& row : block->rows()) {
       if (!row.plain) continue;
+      // Rounding apart: fp32 sums in another order, or one bf16 here and there.
+      const double difference = block->difference(row);
+      if (!(difference <= (a_.dtype == llama::Dtype::bf16 ? 2e-2 : 1e-4)))
+        throw Error(fmt::format("{}: coda and OpenBLAS are {:.2g} of the largest value apart", row.name, difference));
       const auto plain = [&row] { row.plain(false); };
       std::vector<bench::Entry> entries = {
           {"coda", row.fused}, {"openblas", plain}, {"libxsmm", [&row] { row.plain(true); }}};
@@ -101,7 +105,7 @@ class Bench {
       std::fflush(stdout);
       Json entry = {
           {"name", row.name}, {"program", row.program}, {"form", bench::name(row.form)}, {"m", row.m}, {"n", row.n},
-          {"k", row.k},       {"flops", row.flops()}};
+          {"k", row.k},       {"flops", row.flops()},   {"difference", difference}};
       for (size_t i = 0; i < entries.size(); ++i) entry["times"][entries[i].name] = json_of(times[i]);
       entry["ratio_to_plain"] = ratio;
       json_["programs"].push_back(entry);

@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <utility>
 
@@ -34,6 +35,22 @@ Buffer<T> random_buffer(int64_t rows, int64_t cols, std::mt19937_64& random) {
 }
 
 template <class E>
+Buffer<float> floats_of(Buffer<E>& values) {
+  Buffer<float> copy(values.rows(), values.cols());
+  std::ranges::transform(values.span(), copy.span().begin(), [](E x) { return static_cast<float>(x); });
+  return copy;
+}
+
+/// The values themselves where they are floats.
+template <class E>
+const float* floats(Buffer<E>& values, Buffer<float>& copy) {
+  if constexpr (std::is_same_v<E, float>)
+    return values.matrix().data;
+  else
+    return copy.matrix().data;
+}
+
+template <class E>
 class BlockOf : public Block {
  public:
   BlockOf(Cpu& cpu, const OpenBlas& openblas, Libxsmm& libxsmm, const Shape& shape)
@@ -50,8 +67,10 @@ class BlockOf : public Block {
     out_ = Buffer<E>(m, 2 * widest);
     half_ = Buffer<E>(m, widest);
     gradient_ = Buffer<float>(widest, std::max(f, d));
-    plain_a_ = random_buffer<float>(m, widest, random);
-    plain_b_ = random_buffer<float>(widest, std::max(m, d), random);
+    if constexpr (!std::is_same_v<E, float>) {
+      plain_a_ = floats_of(a_);
+      plain_b_ = floats_of(b_);
+    }
     plain_out_ = Buffer<float>(std::max(m, widest), std::max(widest, f));
     partial_ = Buffer<float>(slots(widest), m);
     maxima_ = Buffer<float>(slots(widest), m);
@@ -125,6 +144,34 @@ class BlockOf : public Block {
     add_weight_gradient("W q, k and v", qkv, d, m);
   }
 
+  double difference(const Row& row) override {
+    const auto run = [&](const std::function<void()>& body) {
+      for (auto* buffer : {&out_, &half_}) std::ranges::fill(buffer->span(), E(0.f));
+      for (auto* buffer : {&gradient_, &partial_}) std::ranges::fill(buffer->span(), 0.f);
+      body();
+      std::vector<float> outputs;
+      for (auto* buffer : {&out_, &half_})
+        for (E x : buffer->span()) outputs.push_back(static_cast<float>(x));
+      for (auto* buffer : {&gradient_, &partial_})
+        outputs.insert(outputs.end(), buffer->span().begin(), buffer->span().end());
+      return outputs;
+    };
+    const std::vector<float> ours = run(row.fused);
+    const std::vector<float> theirs = run([&] {
+      row.plain(false);
+      if (row.pass)
+        row.pass();
+      else
+        std::copy_n(plain_out_.matrix().data, row.m * row.n, gradient_.matrix().data);
+    });
+    double largest = 0, apart = 0;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      largest = std::max(largest, std::fabs(static_cast<double>(theirs[i])));
+      apart = std::max(apart, std::fabs(static_cast<double>(ours[i]) - static_cast<double>(theirs[i])));
+    }
+    return apart / largest;
+  }
+
  private:
   struct RowOptions {
     bool backward = false;
@@ -152,7 +199,7 @@ class BlockOf : public Block {
       fused = [=, this] {
         gemm(cpu_, transpose(Matrix<const E>(a, k, m)), transpose(Matrix<const E>(b, k, n)), program);
       };
-    const Product product{form, m, n, k, plain_a_.matrix().data, plain_b_.matrix().data, plain_out_.matrix().data};
+    const Product product{form, m, n, k, floats(a_, plain_a_), floats(b_, plain_b_), plain_out_.matrix().data};
     rows_.push_back({.name = std::move(name),
                      .program = std::move(program_name),
                      .form = form,

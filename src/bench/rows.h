@@ -32,11 +32,14 @@ struct Row {
 };
 
 /// Rows over one set of tensors, which lives as long as this does. E is float or bf16; the library's products are fp32
-/// always, since OpenBLAS has no other on these CPUs.
+/// always, since OpenBLAS has no other on these CPUs, of the same values.
 class Block {
  public:
   virtual ~Block() = default;
   const std::vector<Row>& rows() const { return rows_; }
+  /// Between the outputs of row.fused and of row.plain with row.pass: the largest difference over the largest value. Rows with a
+  /// product only.
+  virtual double difference(const Row& row) = 0;
 
  protected:
   std::vector<Row> rows_;
