@@ -1,13 +1,17 @@
 """Training tokens/s of `coda train` and of torch.compile on Hugging Face's Llama, taking turns on the same cores.
 
   training.py --coda build/coda --text FILE [--rounds 3] [--threads 2] [--hidden 256 --layers 4 --heads 8 --kv-heads 4 --ffn 688]
+              [--json FILE]
 
 Both train the same model from the same checkpoint on the same windows, fp32. Tokens/s are by wall clock from outside: the time of 60
 steps less the time of 20, so that loading, compiling and the first steps cancel. Beside them the rate of a large sgemm
 (torch.mm, 2048³) and the share of it that each reaches, counting 6 FLOPs per parameter of a matrix and token (the embedding is
-looked up, not multiplied) and attention's 12·T·width/2 per layer. Needs torch and transformers.
+looked up, not multiplied) and attention's 12·T·width/2 per layer. Memory: what the first three steps add at their peak to what is
+resident before them, of coda (`coda bench step`), torch.compile (compiling included) and torch without compiling. Needs torch and
+transformers.
 """
 import argparse
+import json
 import pathlib
 import statistics
 import subprocess
@@ -26,6 +30,8 @@ def options():
     p.add_argument("--threads", type=int, default=2)
     for name, value in dict(hidden=256, layers=4, heads=8, kv_heads=4, ffn=688, batch=8, seq=256).items():
         p.add_argument("--" + name.replace("_", "-"), type=int, default=value)
+    p.add_argument("--json", help="writes the figures there too")
+    p.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--role", default="compare", help=argparse.SUPPRESS)
     p.add_argument("--dir", help=argparse.SUPPRESS)
     p.add_argument("--steps", type=int, help=argparse.SUPPRESS)
@@ -43,19 +49,28 @@ def make(o):
     LlamaForCausalLM(config).save_pretrained(o.dir)
 
 
+def resident(field):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def train_torch(o):
     import torch
     from transformers import LlamaForCausalLM
 
     torch.set_num_threads(o.threads)
     model = LlamaForCausalLM.from_pretrained(o.dir, dtype=torch.float32, attn_implementation="sdpa")
-    forward = torch.compile(model)
+    forward = model if o.eager else torch.compile(model)
     data = torch.frombuffer(bytearray(pathlib.Path(o.text).read_bytes()), dtype=torch.uint8)
     windows = (len(data) - 1) // o.seq
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-3,
                                   betas=(0.9, 0.95), eps=1e-8)
+    before = resident("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     for step in range(o.steps):
         rows = torch.stack([data[i % windows * o.seq:][: o.seq + 1] for i in range(step * o.batch, (step + 1) * o.batch)]).long()
         logits = forward(rows[:, :-1], use_cache=False).logits.float()
@@ -65,6 +80,7 @@ def train_torch(o):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss.item()
+    print("memory", resident("VmHWM") - before)
 
 
 def sgemm_rate(threads):
@@ -80,11 +96,16 @@ def sgemm_rate(threads):
     return 2 * 2048**3 / min(times)
 
 
-def seconds(command):
-    start = time.perf_counter()
+def output(command):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def seconds(command):
+    start = time.perf_counter()
+    output(command)
     return time.perf_counter() - start
 
 
@@ -101,8 +122,17 @@ def compare(o):
             return [o.coda, "train", "--init", start, "--data", o.text, "--in-order", "--batch", o.batch, "--seq", o.seq, "--steps",
                     steps, "--threads", o.threads, "--save-every", 10**6, "--out", pathlib.Path(folder) / f"run-{steps}-{n}"]
 
-        def theirs(steps, _):
-            return [sys.executable, __file__, *same, "--role", "torch", "--steps", steps]
+        def theirs(steps, _, *more):
+            return [sys.executable, __file__, *same, "--role", "torch", "--steps", steps, *more]
+
+        def memory_of_torch(*more):
+            return int(output(theirs(3, 0, *more)).split("memory ")[1].split()[0])
+
+        report = pathlib.Path(folder) / "step.json"
+        output([o.coda, "bench", "step", "--threads", o.threads, "--hidden", o.hidden, "--layers", o.layers, "--heads", o.heads,
+                "--kv-heads", o.kv_heads, "--ffn", o.ffn, "--batch", o.batch, "--seq", o.seq, "--rounds", 1, "--json", report])
+        memory = {"coda": json.loads(report.read_text())["step"]["bytes_of_step"], "torch.compile": memory_of_torch(),
+                  "torch": memory_of_torch("--eager")}
 
         rates = {"coda train": [], "torch.compile": []}
         peaks = []
@@ -117,7 +147,14 @@ def compare(o):
             middle = statistics.median(values)
             print(f"{name:14s} {middle:8.0f} tokens/s (from {min(values):.0f} to {max(values):.0f}), "
                   f"{middle * flops / 1e9:.0f} GFLOP/s, {100 * middle * flops / peak:.0f} % of sgemm")
-        print(f"ratio of medians {statistics.median(rates['coda train']) / statistics.median(rates['torch.compile']):.2f}")
+        ratio = statistics.median(rates["coda train"]) / statistics.median(rates["torch.compile"])
+        print(f"ratio of medians {ratio:.2f}")
+        print("memory of a step: " + ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in memory.items()))
+        if o.json:
+            model = {name: getattr(o, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "batch", "seq", "threads")}
+            pathlib.Path(o.json).write_text(json.dumps(
+                {"model": model, "tokens_per_second": rates, "ratio": ratio, "sgemm_flops": peaks, "flops_per_token": flops,
+                 "bytes_of_step": memory}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
