@@ -209,7 +209,7 @@ TEST_F(ConfigFile, OtherMathematicsIsRefusedByName) {
       {R"({"rope_scaling": {"type": "dynamic", "factor": 4}})", "\"dynamic\""},
       {R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "rope_parameters.rope_type is \"longrope\""},
       {R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})",
-       "rope_parameters.full_attention is an object"},
+       "rope_parameters has an object as \"full_attention\""},
       {R"({"dtype": "float64"})", "dtype is \"float64\""},
   };
   for (const auto& [text, says] : refused) {
@@ -268,7 +268,7 @@ TEST_F(ConfigFile, DeepHugeAndMissingFilesAreRefused) {
   std::string objects;
   for (int i = 0; i < 10'000; ++i) objects += R"({"a":)";
   EXPECT_TRUE(contains(config_fault(objects), "nested more than"));
-  EXPECT_TRUE(contains(config_fault(std::string(16'000'001, ' ')), "at most 16000000"));
+  EXPECT_TRUE(contains(config_fault(std::string(1'000'001, ' ')), "at most 1000000"));
   fs::remove(dir_ / "config.json");
   EXPECT_TRUE(contains(fault_of([&] { read_config(dir_); }), "config.json: is not there"));
   fs::create_directory(dir_ / "config.json");
