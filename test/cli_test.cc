@@ -100,7 +100,7 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
 }
 
 TEST_F(CliTest, FailureExitsWithOne) {
-  expect_refused("train --data absent", 1, "absent: No such file");
+  expect_refused("train --data absent", 1, "absent: cannot be opened: No such file");
   expect_refused("train --data ids --token-type u16 --vocab 40", 1, "token ");
   expect_refused("train --resume absent", 1, "no run.json");
   expect_refused("eval --model absent --data text", 1, "absent");

@@ -57,9 +57,8 @@ json read_json(const std::filesystem::path& path, int64_t largest) {
   json result;
   try {
     Bounds bounds(path);
-    result = json::parse(text, [&](int depth, json::parse_event_t event, const json& parsed) {
-      return bounds(depth, event, parsed);
-    });
+    result = json::parse(
+        text, [&](int depth, json::parse_event_t event, const json& parsed) { return bounds(depth, event, parsed); });
   } catch (const json::parse_error& fault) {
     throw FileError(path.string(), fmt::format("is not valid JSON (byte {})", fault.byte));
   } catch (const json::exception&) {  // a number out of range

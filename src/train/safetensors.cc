@@ -270,7 +270,7 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path name) : file_(std::move(n
   file_.read(0, &header_size, 8);
   if (header_size > kLargestHeader) {
     throw FileError(path().string(), fmt::format("says that its header has {} bytes; at most {} are allowed",
-                                                header_size, kLargestHeader));
+                                                 header_size, kLargestHeader));
   }
   if (static_cast<int64_t>(header_size) > file_size - 8) {
     throw FileError(path().string(),
@@ -291,7 +291,8 @@ const StoredTensor& SafetensorsFile::find_float(const std::string& name) const {
   if (found == tensors_.end()) throw FileError(path().string(), fmt::format("has no tensor {}", quote_name(name)));
   const std::string& dtype = found->second.dtype;
   if (dtype != "F32" && dtype != "BF16" && dtype != "F16") {
-    throw FileError(path().string(), fmt::format("tensor {} is {}; it needs F32, BF16 or F16", quote_name(name), dtype));
+    throw FileError(path().string(),
+                    fmt::format("tensor {} is {}; it needs F32, BF16 or F16", quote_name(name), dtype));
   }
   return found->second;
 }

@@ -126,7 +126,8 @@ void save_state(const fs::path& dir, llama::Model& model, const Saving& saving) 
       [&](const std::string& name, std::span<float> value) { model.get_tensor(name, value); }, step);
   remove_older(dir, step, saving.keep);
 } catch (const fs::filesystem_error& fault) {
-  throw FileError((fault.path1().empty() ? dir : fault.path1()).string(), "cannot be changed: " + fault.code().message());
+  throw FileError((fault.path1().empty() ? dir : fault.path1()).string(),
+                  "cannot be changed: " + fault.code().message());
 }
 
 void load_state(const fs::path& dir, llama::Model& model) {
@@ -140,7 +141,8 @@ void load_state(const fs::path& dir, llama::Model& model) {
                     dir.string()));
   }
   const SafetensorsFile file(path);
-  if (const auto said = file.metadata().find("step"); said == file.metadata().end() || said->second != fmt::format("{}", step)) {
+  if (const auto said = file.metadata().find("step");
+      said == file.metadata().end() || said->second != fmt::format("{}", step)) {
     throw FileError(path.string(), fmt::format("does not say that it is of step {}", step));
   }
   for (const llama::StateTensor& state : model.optimizer_state()) {

@@ -182,12 +182,8 @@ StepMetrics Trainer::train_step(Progress& progress) {
   const llama::AdamW optimizer = options_.optimizer(step_);
   const double norm = model_->update(optimizer);
   if (!std::isfinite(norm)) refuse(not_finite_message("gradient's norm", norm, model_->find_not_finite_gradient()));
-  return {.step = step_,
-          .loss = sum / divisor,
-          .grad_norm = norm,
-          .tokens_per_s = 0,
-          .lr = optimizer.lr,
-          .valid_loss = {}};
+  return {
+      .step = step_, .loss = sum / divisor, .grad_norm = norm, .tokens_per_s = 0, .lr = optimizer.lr, .valid_loss = {}};
 }
 
 void Trainer::refuse(const std::string& trouble) const {

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llama/not_finite.h"
+
 namespace coda::train {
 
 std::string not_finite_message(const char* what, double value, const std::optional<std::string>& where) {
-  return fmt::format("the {} is {}; {}", what, value,
+  return fmt::format("the {} is {}; {}", what, llama::not_finite_text(value),
                      where ? "the first value that is not finite is in " + *where
-                           : "every value that it was made from is finite");
+                           : "every value that it was made from is finite, but too large");
 }
 
 Evaluation Evaluation::spread(int64_t windows, int64_t most, int64_t batch, std::optional<int32_t> document_separator) {

@@ -151,8 +151,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   constexpr void (*kLoaders[])(const Folder&, std::string_view) = {
-      read_safetensors, read_safetensors_header, read_config_json, read_run_json,
-      read_metrics,     read_tokens,             read_checkpoint};
+      read_safetensors, read_safetensors_header, read_config_json, read_run_json, read_metrics,
+      read_tokens,      read_checkpoint};
   try {
     kLoaders[data[0] % std::size(kLoaders)](folder, bytes);
   } catch (const coda::FileError& error) {
