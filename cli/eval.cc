@@ -56,7 +56,13 @@ int run(const Arguments& arguments) {
   Cpu cpu(arguments.threads);
   llama::Model model(cpu, config, arguments.dtype);
   train::load_weights(arguments.model, model);
-  const std::optional<double> loss = mean_loss(model, windows, evaluation);
+  const std::optional<double> loss = [&] {
+    try {
+      return mean_loss(model, windows, evaluation);
+    } catch (const train::NotFinite& fault) {
+      throw FileError(arguments.model, fault.what());
+    }
+  }();
   if (!loss) throw FileError(arguments.data, "no target counts, all of them follow --document-separator's token");
   const nlohmann::ordered_json result = {
       {"loss", *loss}, {"windows", evaluation.rows}, {"tokens", evaluation.rows * windows.seq()}};

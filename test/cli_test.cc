@@ -132,6 +132,17 @@ TEST_F(CliTest, TrainsEvaluatesAndSamples) {
   EXPECT_EQ(coda(sample).out, text.out);
 }
 
+TEST_F(CliTest, AModelWithAWeightThatIsNotFiniteIsNamed) {
+  EXPECT_EQ(coda(tiny_ + "--data text --out run --steps 1").code, 0);
+  std::fstream model(dir_ / "run/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  model.seekp(-4, std::ios::end);
+  model.write("\xff\xff\xff\x7f", 4);
+  model.close();
+  expect_refused("eval --model run --data text --seq 16 --threads 1", 1,
+                 "run: the loss is nan; the first value that is not finite is in the weight lm_head.weight, row 255, "
+                 "column 15 (nan)");
+}
+
 TEST_F(CliTest, WithoutOutEveryRunHasAFolderOfItsOwn) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(coda(tiny_ + "--data text --steps 1").code, 0);
   EXPECT_TRUE(fs::exists(dir_ / "runs/text/model.safetensors"));

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -77,7 +78,8 @@ class CrashTest : public ::testing::Test {
     std::ofstream text(dir_ / "text");
     for (int i = 0; i < 300; ++i) text << "line " << i * i % 37 << " of a text\n";
     text.close();
-    if (const char* given = std::getenv("CODA_CRASH_SEED")) seed_ = static_cast<unsigned>(std::strtoul(given, nullptr, 10));
+    if (const char* given = std::getenv("CODA_CRASH_SEED"))
+      seed_ = static_cast<unsigned>(std::strtoul(given, nullptr, 10));
     random_.seed(seed_);
     const Ended ended = wait_for(start(fresh("reference")));
     ASSERT_TRUE(ended.exited_with(0)) << ended.error;
@@ -86,18 +88,14 @@ class CrashTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  std::vector<std::string> fresh(const fs::path& run, int64_t steps = kSteps) const {
-    return {"train",        "--data",
-            (dir_ / "text").string(), "--out",
-            (dir_ / run).string(),    "--steps",
-            fmt::format("{}", steps), "--save-every",
-            fmt::format("{}", kSaveEvery), "--hidden", "16", "--layers", "1", "--heads", "1", "--kv-heads", "1",
-            "--head-dim", "16", "--ffn", "16", "--batch", "2", "--seq", "16", "--threads", "1", "--holdout", "0"};
+  std::string fresh(const fs::path& run, int64_t steps = kSteps) const {
+    return fmt::format(
+        "train --data {} --out {} --steps {} --save-every {} --hidden 16 --layers 1 --heads 1 --kv-heads 1 "
+        "--head-dim 16 --ffn 16 --batch 2 --seq 16 --threads 1 --holdout 0",
+        (dir_ / "text").string(), (dir_ / run).string(), steps, kSaveEvery);
   }
-  static std::vector<std::string> resumed(const fs::path& run, int64_t steps = kSteps, int64_t save_every = kSaveEvery) {
-    return {"train",        "--resume",   run.string(),
-            "--steps",      fmt::format("{}", steps),
-            "--save-every", fmt::format("{}", save_every)};
+  static std::string resumed(const fs::path& run, int64_t steps = kSteps, int64_t save_every = kSaveEvery) {
+    return fmt::format("train --resume {} --steps {} --save-every {}", run.string(), steps, save_every);
   }
   /// A run that ended after three saves.
   void make_saved_run(const fs::path& run) const {
@@ -106,9 +104,9 @@ class CrashTest : public ::testing::Test {
   }
 
   /// A program that has begun; its stderr goes to a file. prepare runs in it first.
-  pid_t start(const std::vector<std::string>& arguments, const std::function<void()>& prepare = {}) const {
-    std::vector<std::string> words = {coda_binary().string()};
-    words.insert(words.end(), arguments.begin(), arguments.end());
+  pid_t start(const std::string& arguments, const std::function<void()>& prepare = {}) const {
+    std::istringstream stream(coda_binary().string() + " " + arguments);
+    std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -138,8 +136,8 @@ class CrashTest : public ::testing::Test {
     const int64_t last_save = std::max<int64_t>(0, std::ssize(steps) - 1) / save_every * save_every;
     EXPECT_GE(saved.value_or(-1), last_save);
     EXPECT_GE(std::ssize(steps), saved.value_or(-1));
-    const Ended evaluated = wait_for(start({"eval", "--model", run.string(), "--data", (dir_ / "text").string(), "--seq",
-                                            "16", "--steps", "1", "--threads", "1"}));
+    const Ended evaluated = wait_for(start(fmt::format("eval --model {} --data {} --seq 16 --steps 1 --threads 1",
+                                                       run.string(), (dir_ / "text").string())));
     EXPECT_TRUE(evaluated.exited_with(0)) << evaluated.error;
     return saved.value_or(-1);
   }
@@ -148,7 +146,8 @@ class CrashTest : public ::testing::Test {
     const Ended ended = wait_for(start(resumed(run)));
     EXPECT_TRUE(ended.exited_with(0)) << ended.error;
     EXPECT_EQ(steps_of(run), reference_);
-    for (const std::string& name : {std::string("model.safetensors"), fmt::format("optimizer-{}.safetensors", kSteps)}) {
+    for (const std::string& name :
+         {std::string("model.safetensors"), fmt::format("optimizer-{}.safetensors", kSteps)}) {
       EXPECT_TRUE(contents(run / name) == contents(dir_ / "reference" / name)) << name;
     }
   }
@@ -267,7 +266,8 @@ TEST_F(CrashTest, ADiskThatIsFull) {
       const fs::path run = disk / "run";
       make_saved_run(run);
       const auto available = static_cast<int64_t>(fs::space(disk).available);
-      std::ofstream(disk / "others", std::ios::binary) << std::string(static_cast<size_t>(available - left * 4096), 'x');
+      std::ofstream(disk / "others", std::ios::binary)
+          << std::string(static_cast<size_t>(available - left * 4096), 'x');
       expect_named_fault(wait_for(start(resumed(run, kSteps))), run, "No space left on device");
       EXPECT_EQ(expect_good_checkpoint(run), kSaved);
       fs::remove(disk / "others");
