@@ -14,10 +14,12 @@ KVHEADS ?= 4
 FFN     ?= 688
 TRAIN_FLAGS ?= --holdout 0.05 --schedule cosine --warmup 50 --min-lr 1e-4
 
+FUZZ_SECONDS ?= 60
+
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 
-.PHONY: coda train test cuda install agreement sanitize format tidy clean
+.PHONY: coda train test cuda install agreement sanitize fuzz format tidy clean
 
 coda: build/build.ninja
 	@cmake --build build --target coda_cli
@@ -27,9 +29,7 @@ build/build.ninja:
 	@cmake --preset release -D CODA_BUILD_TESTS=OFF $(CMAKE_FLAGS)
 
 train: coda $(DATA)
-	@run=runs/$(basename $(notdir $(DATA))); out=$$run; n=2; \
-	while [ -e "$$out" ]; do out=$$run-$$n; n=$$((n + 1)); done; \
-	build/coda train --data $(DATA) --out "$$out" --steps $(STEPS) --batch $(BATCH) --seq $(SEQ) --lr $(LR) \
+	@build/coda train --data $(DATA) --steps $(STEPS) --batch $(BATCH) --seq $(SEQ) --lr $(LR) \
 	  --hidden $(HIDDEN) --layers $(LAYERS) --heads $(HEADS) --kv-heads $(KVHEADS) --ffn $(FFN) $(TRAIN_FLAGS)
 
 data/shakespeare.txt:
@@ -46,6 +46,15 @@ sanitize:
 	  { scripts/install_packages build test && cmake --preset sanitize $(CMAKE_FLAGS); }
 	@cmake --build build-sanitize
 	@ctest --preset sanitize -j 2
+
+# Damaged files, thought up by libFuzzer from those in test/fuzz/corpus. What it finds is written to build-fuzz and run again
+# by: build-fuzz/test/fuzz/loaders_fuzz FILE
+fuzz:
+	@[ -e build-fuzz/build.ninja ] || { scripts/install_packages build fuzz && cmake --preset fuzz $(CMAKE_FLAGS); }
+	@cmake --build build-fuzz --target loaders_fuzz
+	@mkdir -p build-fuzz/corpus
+	@build-fuzz/test/fuzz/loaders_fuzz -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=512 -malloc_limit_mb=64 -timeout=10 \
+	  -print_final_stats=1 -artifact_prefix=build-fuzz/ build-fuzz/corpus test/fuzz/corpus
 
 cuda: build/build.ninja
 	@if ls src/hopper/*.cu >/dev/null 2>&1; then cmake --build build --target coda_cuda; \
@@ -71,4 +80,4 @@ tidy: build/build.ninja
 	@scripts/tidy
 
 clean:
-	@rm -rf build build-debug build-sanitize build-tidy
+	@rm -rf build build-debug build-sanitize build-fuzz build-tidy

@@ -1,7 +1,6 @@
 // coda eval: the loss of a model on a file, as one JSON object.
 #include <fmt/format.h>
 
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -34,7 +33,7 @@ struct Arguments {
 };
 
 int run(const Arguments& arguments) {
-  const llama::Config config = train::read_config(arguments.model);
+  const llama::Config config = train::read_model_config(arguments.model);
   if (arguments.seq > config.max_positions) {
     throw UsageError(fmt::format("--seq is {}, but the model has {} positions (max_position_embeddings)", arguments.seq,
                                  config.max_positions));
@@ -57,10 +56,16 @@ int run(const Arguments& arguments) {
   Cpu cpu(arguments.threads);
   llama::Model model(cpu, config, arguments.dtype);
   train::load_weights(arguments.model, model);
-  const double loss = mean_loss(model, windows, evaluation).value();
-  if (!std::isfinite(loss)) throw Error(fmt::format("{}: the loss is {}", arguments.model, loss));
+  const std::optional<double> loss = [&] {
+    try {
+      return mean_loss(model, windows, evaluation);
+    } catch (const train::NotFinite& fault) {
+      throw FileError(arguments.model, fault.what());
+    }
+  }();
+  if (!loss) throw FileError(arguments.data, "no target counts, all of them follow --document-separator's token");
   const nlohmann::ordered_json result = {
-      {"loss", loss}, {"windows", evaluation.rows}, {"tokens", evaluation.rows * windows.seq()}};
+      {"loss", *loss}, {"windows", evaluation.rows}, {"tokens", evaluation.rows * windows.seq()}};
   fmt::print("{}\n", result.dump());
   return 0;
 }

@@ -52,7 +52,7 @@ std::vector<int32_t> parse_ids(const std::string& text, int64_t vocab) {
 }
 
 int run(const Arguments& arguments) {
-  const llama::Config config = train::read_config(arguments.model);
+  const llama::Config config = train::read_model_config(arguments.model);
   const bool text = config.vocab == 256;
   std::vector<int32_t> tokens;
   if (text) {

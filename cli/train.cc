@@ -32,7 +32,8 @@ constexpr const char* kHelp =
     "Into the run's folder go config.json and model.safetensors (Hugging Face's layout), the optimizer's\n"
     "state, run.json (the options), metrics.jsonl (a line a step) and loss.svg (the curve).\n"
     "Ctrl-C or SIGTERM finishes the step, saves, says how to resume and exits with 128 + the signal; a\n"
-    "second one quits at once. A resumed run takes its options from run.json; --steps, --threads,\n"
+    "second one quits at once. A save that fails, or a loss that is not finite, ends training; the last\n"
+    "checkpoint stays. A resumed run takes its options from run.json; --steps, --threads,\n"
     "--save-every, --eval-every and --keep may be given anew.";
 
 struct Arguments {

@@ -131,7 +131,7 @@ TEST_F(CliTest, ExplainsProgramsAndBlocks) {
 }
 
 TEST_F(CliTest, FailureExitsWithOne) {
-  expect_refused("train --data absent", 1, "absent: No such file");
+  expect_refused("train --data absent", 1, "absent: cannot be opened: No such file");
   expect_refused("train --data ids --token-type u16 --vocab 40", 1, "token ");
   expect_refused("train --resume absent", 1, "no run.json");
   expect_refused("eval --model absent --data text", 1, "absent");
@@ -161,6 +161,17 @@ TEST_F(CliTest, TrainsEvaluatesAndSamples) {
   EXPECT_EQ(text.code, 0) << text.error;
   EXPECT_TRUE(text.out.starts_with("line "));
   EXPECT_EQ(coda(sample).out, text.out);
+}
+
+TEST_F(CliTest, AModelWithAWeightThatIsNotFiniteIsNamed) {
+  EXPECT_EQ(coda(tiny_ + "--data text --out run --steps 1").code, 0);
+  std::fstream model(dir_ / "run/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  model.seekp(-4, std::ios::end);
+  model.write("\xff\xff\xff\x7f", 4);
+  model.close();
+  expect_refused("eval --model run --data text --seq 16 --threads 1", 1,
+                 "run: the loss is nan; the first value that is not finite is in the weight lm_head.weight, row 255, "
+                 "column 15 (nan)");
 }
 
 TEST_F(CliTest, WithoutOutEveryRunHasAFolderOfItsOwn) {

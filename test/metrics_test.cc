@@ -1,12 +1,15 @@
 #include "train/metrics.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "coda/error.h"
 
 namespace coda::train {
 namespace {
@@ -78,6 +81,47 @@ TEST_F(MetricsTest, ATornLastLineIsCut) {
   std::ofstream(path_, std::ios::app) << std::string(100, '\0');
   log_steps(5, 5);
   EXPECT_EQ(contents(), whole);
+}
+
+TEST_F(MetricsTest, AHistoryThatIsDamagedIsNamedAndNotCut) {
+  const auto refused = [&](const std::string& text, int64_t step, const std::string& part) {
+    std::ofstream(path_, std::ios::trunc) << text;
+    try {
+      MetricsLog log(path_, step);
+      ADD_FAILURE() << "was read: " << text;
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(contents(), text);
+  };
+  log_steps(0, 6);
+  const std::string whole = contents();
+  const size_t third = whole.find("{\"step\":2");
+  std::string damaged = whole;
+  damaged[third] = '#';
+  refused(damaged, 6, "line 3 is not that of step 2, and the checkpoint is of step 6");
+  refused(whole.substr(0, third) + whole.substr(whole.find("{\"step\":3")), 6, "line 3 is not that of step 2");
+  refused(whole.substr(0, third + 5), 6, "line 3");
+  refused(std::string(100'000, 'x'), 1, "line 1");
+  refused(std::string(100'000, '['), 1, "line 1");
+  std::string not_whole = whole;
+  not_whole.replace(not_whole.find(":0,"), 3, ":1e300,");
+  refused(not_whole, 1, "line 1");
+  // What the checkpoint does not have behind it is cut, whatever it is.
+  std::ofstream(path_, std::ios::trunc) << damaged;
+  EXPECT_EQ(MetricsLog(path_, 2).steps().size(), 2u);
+  EXPECT_EQ(contents(), whole.substr(0, third));
+}
+
+TEST_F(MetricsTest, AHistoryThatWasPutAwayBeginsAgain) {
+  log_steps(4, 6);
+  EXPECT_EQ(MetricsLog(path_, 6).steps().size(), 2u);
+}
+
+TEST_F(MetricsTest, WhatIsNotAFileIsRefused) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THROW(MetricsLog(path_, 3), FileError);
+  EXPECT_THROW(MetricsLog(testing::TempDir(), 3), FileError);
 }
 
 }  // namespace

@@ -263,6 +263,98 @@ TEST(Model, NothingChangesWhenTheNormIsNotFinite) {
   EXPECT_EQ(before, after);
 }
 
+TEST(Model, NamesTheFirstValueThatIsNotFinite) {
+  Cpu cpu(1);
+  const Config c = small_config();
+  const Data data(c.vocab);
+  struct Poison {
+    std::vector<std::pair<const char*, float>> fills;  // tensors, and what all of their elements become
+    const char* says;
+    Dtype dtype = Dtype::fp32;
+  };
+  const Poison poisons[] = {
+      {{{"model.layers.1.self_attn.v_proj.weight", 3e38f}}, "layer 1, qkv, row 0, column "},
+      {{{"model.layers.1.self_attn.o_proj.weight", 3e38f}}, "layer 1, h_mid, row "},
+      {{{"model.layers.0.mlp.gate_proj.weight", 3e38f}}, "layer 0, gate_up, row "},
+      {{{"model.layers.1.mlp.gate_proj.weight", 1e25f}, {"model.layers.1.mlp.up_proj.weight", 1e25f}},
+       "layer 1, y, row "},
+      {{{"model.layers.0.mlp.down_proj.weight", 3e38f}}, "layer 0, h, row "},
+      {{{"lm_head.weight", 3e38f}}, "the logits of token "},
+      {{{"model.embed_tokens.weight", 3.4e38f}}, "the embedding of the tokens, row 0, column 0 (inf)", Dtype::bf16},
+  };
+  for (const Poison& poison : poisons) {
+    Model model(cpu, c, poison.dtype);
+    set_random_weights(model);
+    EXPECT_EQ(model.find_not_finite(data.batch()), std::nullopt);
+    for (const auto& [name, value] : poison.fills) {
+      for (const TensorInfo& info : model.tensors()) {
+        if (info.name == name) model.set_tensor(name, std::vector<float>(static_cast<size_t>(info.size()), value));
+      }
+    }
+    model.weights_changed();
+    EXPECT_FALSE(std::isfinite(model.loss(data.batch()))) << poison.says;
+    const std::string found = model.find_not_finite(data.batch()).value_or("nothing");
+    EXPECT_TRUE(found.starts_with(poison.says)) << found << "\n  not: " << poison.says;
+  }
+
+  Model model(cpu, c, Dtype::fp32);
+  set_random_weights(model);
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  std::vector<float> value(static_cast<size_t>(c.ffn * c.hidden));
+  model.get_tensor(name, value);
+  value[static_cast<size_t>(3 * c.hidden + 5)] = -NAN;
+  value[static_cast<size_t>(4 * c.hidden)] = INFINITY;
+  model.set_tensor(name, value);
+  EXPECT_EQ(model.find_not_finite(data.batch()), "the weight " + name + ", row 3, column 5 (nan)");
+}
+
+TEST(Model, NamesTheFirstGradientThatIsNotFinite) {
+  Cpu cpu(1);
+  const Config c = small_config();
+  const Data data(c.vocab);
+  Model model(cpu, c, Dtype::fp32);
+  set_random_weights(model);
+  model.forward_backward(data.batch(), 4e-39);
+  EXPECT_EQ(model.find_not_finite(data.batch()), std::nullopt);
+  EXPECT_FALSE(std::isfinite(model.update({})));
+  const std::string found = model.find_not_finite_gradient().value_or("nothing");
+  EXPECT_TRUE(found.starts_with("the gradient of lm_head.weight, row ")) << found;
+  // Every gradient is finite, but their squares are not.
+  model.forward_backward(data.batch(), 1e-25);
+  EXPECT_EQ(model.update({}), INFINITY);
+  EXPECT_EQ(model.find_not_finite_gradient(), std::nullopt);
+}
+
+TEST(Model, LookingForWhatIsNotFiniteLeavesTheGradients) {
+  Cpu cpu(1);
+  const Config c = small_config();
+  const Data data(c.vocab);
+  double norms[2];
+  for (const bool look : {false, true}) {
+    Model model(cpu, c, Dtype::fp32);
+    set_random_weights(model);
+    model.forward_backward(data.batch(), 7);
+    if (look) {
+      EXPECT_EQ(model.find_not_finite(data.batch()), std::nullopt);
+    }
+    model.forward_backward(data.batch(), 7);
+    norms[look] = model.update({});
+  }
+  EXPECT_EQ(norms[0], norms[1]);
+}
+
+TEST(Model, IsRefusedIfTheMachineCannotHoldIt) {
+  Cpu cpu(1);
+  Config c = small_config();
+  c.hidden = c.ffn = int64_t{1} << 24;
+  try {
+    Model model(cpu, c, Dtype::fp32);
+    FAIL();
+  } catch (const coda::UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("parameters with their gradients"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Model, DecoderContinuesLikeTheWholeContext) {
   Cpu cpu(2);
   Config c = small_config();

@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -106,8 +107,35 @@ TEST_F(RunTest, DamageIsNamed) {
                            R"({"version": "1", "options": {"dtype": "fp8"}, "data": {}})",
                            R"({"version": "1", "options": {}, "data": {"path": "x"}})"}) {
     std::ofstream(dir_ / "run.json") << text;
-    EXPECT_TRUE(contains(message_of<FileError>([&] { read_run(dir_); }), "run.json: is damaged")) << text;
+    EXPECT_TRUE(contains(message_of<FileError>([&] { read_run(dir_); }), "run.json: is ")) << text;
   }
+}
+
+TEST_F(RunTest, HostileFilesAreRefused) {
+  const auto says = [&](const std::string& options, const std::string& part) {
+    std::ofstream(dir_ / "run.json") << R"({"version": "1", "options": )" << options
+                                     << R"(, "data": {"path": "/a", "bytes": 5, "hash": "00"}})";
+    const std::string message = message_of<FileError>([&] { read_run(dir_); });
+    EXPECT_TRUE(contains(message, "run.json: ") && contains(message, part)) << message.substr(0, 500);
+    EXPECT_LT(message.size(), 400u);
+  };
+  says(R"({"threads": 4294967297})", "threads is 4294967297");
+  says(R"({"steps": 9223372036854775808})", "steps is 9223372036854775808");
+  says(R"({"steps": 1e300})", "steps is 1e+300");
+  says(R"({"seed": -1})", "seed is -1");
+  says(R"({"lr": true})", "lr is true");
+  says(R"({"tie": 1})", "tie is 1");
+  says(R"({"data": "/a\u0000b"})", "data is ");
+  says(R"({"steps": 1, "steps": 2})", "\"steps\" twice");
+  says(R"({"steps": )" + std::string(100'000, '['), "nested more than");
+  says("{\"data\": \"\xff\"}", "is not valid JSON");
+  says("{}" + std::string(1'000'000, ' '), "at most 1000000");
+  std::ofstream(dir_ / "run.json")
+      << R"({"version": "1", "options": {}, "data": {"path": "/a", "bytes": 1.5, "hash": ""}})";
+  EXPECT_TRUE(contains(message_of<FileError>([&] { read_run(dir_); }), "bytes is 1.5"));
+  fs::remove(dir_ / "run.json");
+  ASSERT_EQ(mkfifo((dir_ / "run.json").c_str(), 0600), 0);
+  EXPECT_TRUE(contains(message_of<FileError>([&] { read_run(dir_); }), "run.json: is not a regular file"));
 }
 
 TEST_F(RunTest, ChangedDataIsRefused) {
@@ -187,6 +215,7 @@ TEST(OptionsTest, NonsenseIsRefusedByName) {
   refused("exclude each other", [](Options& o) { o.holdout = 0.1, o.valid = "x"; });
   refused("--vocab needs --token-type", [](Options& o) { o.vocab = 300; });
   refused("--token-type needs --vocab", [](Options& o) { o.token_type = TokenType::u16; });
+  refused("--steps", [](Options& o) { o.steps = int64_t{1} << 61; });
   refused("--keep", [](Options& o) { o.keep = 0; });
 }
 

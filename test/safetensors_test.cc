@@ -15,6 +15,8 @@
 
 #include "coda/error.h"
 #include "coda/tensor.h"
+#include "train/durable_file.h"
+#include "train/json_file.h"
 
 namespace coda::train {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 
 #include "coda/error.h"
 #include "train/checkpoint.h"
+#include "train/safetensors.h"
 #include "train/sample.h"
 #include "train/state.h"
 
@@ -29,6 +31,15 @@ std::string contents(const fs::path& path) {
   std::stringstream all;
   all << std::ifstream(path, std::ios::binary).rdbuf();
   return all.str();
+}
+
+std::string message_of(const auto& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
 }
 
 class TrainerTest : public ::testing::Test {
@@ -184,9 +195,86 @@ TEST_F(TrainerTest, ALossThatIsNotFiniteStopsAndNamesTheStep) {
     train(options(), "run", Start::resume);
     FAIL() << "a NaN was trained on";
   } catch (const Error& error) {
-    EXPECT_TRUE(contains(error.what(), "step 4: the ")) << error.what();
+    EXPECT_TRUE(contains(error.what(),
+                         "step 4: the loss is nan; the first value that is not finite is in the weight "
+                         "model.embed_tokens.weight, row 0, column 0 (nan)"))
+        << error.what();
+    EXPECT_TRUE(contains(error.what(), "the checkpoint of step 4 in")) << error.what();
   }
   EXPECT_TRUE(contents(dir_ / "run" / "model.safetensors") == model);
+}
+
+TEST_F(TrainerTest, OneWeightThatIsNotFiniteIsNamed) {
+  for (const float poison : {std::nanf(""), INFINITY}) {
+    fs::remove_all(dir_ / "run");
+    train(options(), "run", Start::fresh, 4);
+    const fs::path state = dir_ / "run" / "optimizer-4.safetensors";
+    const int64_t begin = SafetensorsFile(state).tensors().at("master/layers.0.down").begin;
+    std::string bytes = contents(state);
+    uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    std::memcpy(bytes.data() + sizeof(header) + header + begin + (3 * 32 + 5) * 4, &poison, sizeof(poison));
+    std::ofstream(state, std::ios::binary) << bytes;
+    const std::string model = contents(dir_ / "run" / "model.safetensors");
+    const std::string message = message_of([&] { train(options(), "run", Start::resume); });
+    EXPECT_TRUE(contains(message, "step 4: the loss is nan; ")) << message;
+    EXPECT_TRUE(contains(message, std::string("in the weight model.layers.0.mlp.down_proj.weight, row 3, column 5 (") +
+                                      (std::isnan(poison) ? "nan)" : "inf)")))
+        << message;
+    EXPECT_TRUE(contents(dir_ / "run" / "model.safetensors") == model);
+  }
+}
+
+TEST_F(TrainerTest, ALearningRateThatOverflowsStopsBeforeASave) {
+  Options o = options();
+  o.warmup = 0;
+  o.holdout = 0;
+  o.lr = 1e30;
+  std::string message = message_of([&] { train(o, "run", Start::fresh); });
+  EXPECT_TRUE(
+      contains(message, "step 1: the loss is nan; the first value that is not finite is in layer 0, qkv, row 0"))
+      << message;
+  EXPECT_TRUE(contains(message, "nothing is saved")) << message;
+  // A weight can overflow in an update whose gradient was finite.
+  o.lr = 3e38;
+  o.save_every = 1;
+  message = message_of([&] { train(o, "saved", Start::fresh); });
+  EXPECT_TRUE(contains(message, "step 1: the update made a value that is not finite, in the weight ")) << message;
+  EXPECT_FALSE(fs::exists(dir_ / "saved" / "model.safetensors"));
+}
+
+TEST_F(TrainerTest, AStepWithoutATargetThatCountsSaysSo) {
+  std::ofstream(dir_ / "text") << std::string(400, '.');
+  Options o = options();
+  o.document_separator = '.';
+  o.holdout = 0.25;
+  const Outcome outcome = train(o, "run", Start::fresh);
+  EXPECT_EQ(outcome.step, 12);
+  EXPECT_EQ(outcome.valid_loss, std::nullopt);
+  EXPECT_TRUE(contains(out_.str(), "step 3: no target counts")) << out_.str();
+  EXPECT_EQ(nlohmann::json::parse(computed("run").substr(0, computed("run").find('\n'))).at("grad_norm"), 0);
+}
+
+TEST_F(TrainerTest, AnOptimizersFileOfAnotherStepIsRefused) {
+  train(options(), "whole", Start::fresh);
+  train(options(), "parts", Start::fresh, 5);
+  fs::copy_file(dir_ / "whole" / "optimizer-12.safetensors", dir_ / "parts" / "optimizer-5.safetensors",
+                fs::copy_options::overwrite_existing);
+  const std::string message = message_of([&] { train(options(), "parts", Start::resume); });
+  EXPECT_TRUE(contains(message, "optimizer-5.safetensors: does not say that it is of step 5")) << message;
+}
+
+TEST_F(TrainerTest, AConfigThatAsksForMoreThanTheWeightsIsRefused) {
+  train(options(), "run", Start::fresh, 2);
+  const fs::path config = dir_ / "run" / "config.json";
+  auto object = nlohmann::json::parse(contents(config));
+  object["num_hidden_layers"] = 2'000'000'000;
+  object["intermediate_size"] = 1 << 20;
+  std::ofstream(config) << object;
+  const std::string message = message_of([&] { read_model_config(dir_ / "run"); });
+  EXPECT_TRUE(contains(message, "model.safetensors: has ")) << message;
+  EXPECT_TRUE(contains(message, "but config.json asks for a model of")) << message;
+  EXPECT_THROW(train(options(), "run", Start::resume), FileError);
 }
 
 TEST_F(TrainerTest, InitTakesAnotherRunsWeights) {

@@ -22,6 +22,10 @@ void check_positive(std::string_view field, int64_t value) {
 
 void check_positive(std::string_view field, double value) {
   if (!(value > 0) || !std::isfinite(value)) refuse(field, fmt::format("{}", value), "a finite number above 0");
+  using Float = std::numeric_limits<float>;
+  if (value < double{Float::min()} || value > double{Float::max()}) {
+    refuse(field, fmt::format("{}", value), "a number from 1.2e-38 to 3.4e38, the range of float");
+  }
 }
 
 void check_multiple(std::string_view field, int64_t value, int64_t of, std::string_view reason) {

@@ -14,6 +14,8 @@
 #include "coda/programs/norm.h"
 #include "embedding.h"
 #include "layer.h"
+#include "memory.h"
+#include "not_finite.h"
 #include "parameters.h"
 #include "rope.h"
 #include "vocabulary.h"
@@ -73,9 +75,19 @@ struct Model::Impl {
   virtual ~Impl() = default;
 
   virtual double run(const Batch& batch, std::optional<double> divisor) = 0;
+  virtual std::optional<std::string> find_not_finite_activation(const Batch& batch) = 0;
   virtual double update(const AdamW& options) = 0;
   virtual void weights_changed() = 0;
   virtual std::unique_ptr<Decoder::Impl> decoder() = 0;
+
+  /// In a tensor of a checkpoint, masters or gradients.
+  std::optional<std::string> find_in(const char* what, const TensorInfo& tensor,
+                                     Buffer<float> Parameter::*buffer) const {
+    std::vector<float> value(static_cast<size_t>(tensor.size()));
+    parameters.get(tensor.name, buffer, value);
+    const int64_t cols = tensor.shape.back();
+    return llama::find_not_finite(what + tensor.name, Matrix<float>{value.data(), tensor.size() / cols, cols});
+  }
 
   Cpu& cpu;
   const Config config;
@@ -105,6 +117,13 @@ struct Pass {
     }
     for (int64_t l = 0; l < (backward ? config.layers : 1); ++l) tapes.emplace_back(config, tokens, backward);
     if (backward) d_h = Buffer<E>(tokens, config.hidden);
+  }
+  /// Of the tensors that are there for every layer and token.
+  static double least_bytes(const Config& config, int64_t tokens, bool backward) {
+    const auto real = [](int64_t value) { return static_cast<double>(value); };
+    const double values =
+        2 * real(config.hidden) + real(config.qkv_width()) + real(config.query_width()) + 2 * real(config.ffn);
+    return real(backward ? config.layers : 1) * values * real(tokens) * sizeof(E);
   }
   Stream<E> stream(int64_t layer, int64_t m) {
     const size_t i = backward ? static_cast<size_t>(layer) : static_cast<size_t>(layer % 2);
@@ -136,6 +155,7 @@ class ModelOf final : public Model::Impl {
   ModelOf(Cpu& cpu_, const Config& config_, Dtype dtype_) : Impl(cpu_, config_, dtype_), weights(parameters) {}
 
   double run(const Batch& batch, std::optional<double> divisor) override;
+  std::optional<std::string> find_not_finite_activation(const Batch& batch) override;
   double update(const AdamW& options) override {
     const double norm = adamw_update<E>(cpu, parameters, weights, options, updates + 1);
     gradients_started = false;
@@ -151,6 +171,7 @@ class ModelOf final : public Model::Impl {
   Pass<E>& pass(int64_t tokens, bool backward) {
     std::unique_ptr<Pass<E>>& current = backward ? training_pass_ : loss_pass_;
     if (!current || current->tokens < tokens) {
+      check_memory(fmt::format("the activations of {} tokens", tokens), Pass<E>::least_bytes(config, tokens, backward));
       current.reset();
       current = std::make_unique<Pass<E>>(config, tokens, backward);
     }
@@ -201,6 +222,43 @@ double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
                       add);
   embedding_backward<E>(cpu, d_h, tokens, gradient(Parameters::kEmbedding), add);
   return loss;
+}
+
+template <class E>
+std::optional<std::string> ModelOf<E>::find_not_finite_activation(const Batch& batch) {
+  check_tokens(batch, config.vocab);
+  const int64_t m = static_cast<int64_t>(batch.tokens.size());
+  Pass<E>& p = pass(m, true);
+  const std::vector<int32_t> positions = positions_of(batch.document_starts);
+  const Places places{.document_starts = batch.document_starts,
+                      .positions = view(positions),
+                      .turns_high = view(turns.high),
+                      .turns_low = view(turns.low)};
+  embedding_forward<E>(cpu, parameters[Parameters::kEmbedding].master.matrix(), view(batch.tokens), config.rms_eps,
+                       p.stream(0, m));
+  std::optional<std::string> found = llama::find_not_finite("the embedding of the tokens", p.stream(0, m).h);
+  for (int64_t l = 0; l < config.layers && !found; ++l) {
+    LayerTape<E>& tape = p.tape(l);
+    layer_forward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), tape, p.workspace,
+                     true, p.stream(l + 1, m));
+    const auto find = [&](const char* name, Matrix<E> values) {
+      if (!found) found = llama::find_not_finite(fmt::format("layer {}, {}", l, name), values);
+    };
+    find("qkv", tape.qkv.top(m));
+    find("attention", tape.attention.top(m));
+    find("h_mid", tape.h_mid.top(m));
+    find("gate_up", tape.gate_up.top(m));
+    find("y", p.workspace.y.top(m));
+    find("h", p.stream(l + 1, m).h);
+  }
+  const Stream<E> last = p.stream(config.layers, m);
+  Buffer<float> logits(1, config.vocab);
+  for (int64_t i = 0; i < m && !found; ++i) {
+    gemm(cpu, last.h.row_range(i, 1), weights.matrix(parameters.lm_head()),
+         RmsNorm<Tensors<float>>{.inv_rms = Vector<float>{last.inv_rms.data + i, 1}, .y = logits.matrix()});
+    found = llama::find_not_finite(fmt::format("the logits of token {}", i), logits.matrix());
+  }
+  return found;
 }
 
 /// Keys and values of every token so far, as F4 stores them.
@@ -296,6 +354,9 @@ std::unique_ptr<Decoder::Impl> ModelOf<E>::decoder() {
 
 Model::Model(Cpu& cpu, const Config& config, Dtype dtype) {
   check(config);
+  // Masters, gradients and two moments in float, and what the products read.
+  check_memory(fmt::format("the {} parameters with their gradients and AdamW's moments", parameter_count(config)),
+               static_cast<double>(parameter_count(config)) * (dtype == Dtype::fp32 ? 16 : 18));
   if (dtype == Dtype::fp32)
     impl_ = std::make_unique<ModelOf<float>>(cpu, config, dtype);
   else
@@ -348,6 +409,28 @@ void Model::get_gradient(const std::string& name, std::span<float> value) const 
 }
 void Model::weights_changed() {
   impl_->weights_changed();
+}
+
+std::optional<std::string> Model::find_not_finite_weight() const {
+  for (const TensorInfo& tensor : tensors()) {
+    if (auto found = impl_->find_in("the weight ", tensor, &Parameter::master)) return found;
+  }
+  return std::nullopt;
+}
+std::optional<std::string> Model::find_not_finite(const Batch& batch) {
+  if (auto found = find_not_finite_weight()) return found;
+  return impl_->find_not_finite_activation(batch);
+}
+std::optional<std::string> Model::find_not_finite_gradient() const {
+  // A norm's gradient is made from those of the matrices behind it.
+  const std::vector<TensorInfo> all = tensors();
+  for (const size_t dimensions : {2, 1}) {
+    for (auto tensor = all.rbegin(); tensor != all.rend(); ++tensor) {
+      if (tensor->shape.size() != dimensions) continue;
+      if (auto found = impl_->find_in("the gradient of ", *tensor, &Parameter::gradient)) return found;
+    }
+  }
+  return std::nullopt;
 }
 
 std::vector<StateTensor> Model::optimizer_state() {

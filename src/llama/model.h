@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ struct StateTensor {
 
 class Model {
  public:
-  /// Throws UsageError for a config that check() refuses. The weights are NaN until initialize() or set_tensor().
+  /// Throws UsageError for a config that check() refuses, or whose parameters this machine's memory cannot hold. The weights are NaN until initialize() or set_tensor().
   Model(Cpu& cpu, const Config& config, Dtype dtype);
   ~Model();
 
@@ -78,6 +79,15 @@ class Model {
   void get_gradient(const std::string& name, std::span<float> value) const;
   /// Makes the weights that the products read (folded, packed, rounded) from the masters. update() does it by itself.
   void weights_changed();
+
+  /// Where the first weight is that is not finite, as "the weight model.norm.weight, row 0, column 5 (nan)".
+  std::optional<std::string> find_not_finite_weight() const;
+  /// The same of the weights, then of what a forward pass over the batch makes, in its order: "layer 2, gate_up, row 12,
+  /// column 5 (inf)", with layers, rows (tokens) and columns from 0, gate_up, q and k in packed order (coda/interleave.h).
+  /// Runs that pass again; gradients stay.
+  std::optional<std::string> find_not_finite(const Batch& batch);
+  /// The same of the gradients after an update(), in the order of the backward pass: "the gradient of model.norm.weight, …".
+  std::optional<std::string> find_not_finite_gradient() const;
 
   /// Masters and moments, in a fixed order, to be saved and to be read back in place (then weights_changed()).
   std::vector<StateTensor> optimizer_state();

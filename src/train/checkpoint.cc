@@ -6,14 +6,14 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "coda/error.h"
+#include "durable_file.h"
+#include "json_file.h"
 
 namespace coda::train {
 namespace {
@@ -28,47 +28,9 @@ constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 constexpr std::string_view kHead = "lm_head.weight";
 
-constexpr int64_t kLargestConfig = 16'000'000;
-constexpr int64_t kLargestIndex = 100'000'000;
-constexpr int kDeepest = 32;  // config.json nests 2 deep, the index too
-
-/// The whole of a JSON file that has to be an object.
-json read_json(const fs::path& path, int64_t largest) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) throw FileError(path.string(), "is not there");
-  if (!fs::is_regular_file(status)) throw FileError(path.string(), "is not a regular file");
-  const auto size = static_cast<int64_t>(fs::file_size(path, error));
-  if (size > largest) {
-    throw FileError(path.string(), fmt::format("has {} bytes; at most {} are allowed", size, largest));
-  }
-  std::ifstream stream(path, std::ios::binary);
-  std::string text(static_cast<size_t>(std::max<int64_t>(size, 0)), '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (error || !stream) throw FileError(path.string(), "cannot be read");
-
-  json result;
-  try {
-    result = json::parse(text, [&](int depth, json::parse_event_t, json&) {
-      if (depth > kDeepest) throw FileError(path.string(), fmt::format("is nested more than {} deep", kDeepest));
-      return true;
-    });
-  } catch (const json::parse_error& fault) {
-    throw FileError(path.string(), fmt::format("is not valid JSON (byte {})", fault.byte));
-  } catch (const json::exception&) {  // a number out of range
-    throw FileError(path.string(), "is not valid JSON");
-  }
-  if (!result.is_object()) throw FileError(path.string(), "is not a JSON object");
-  return result;
-}
-
-/// A value for a message, on one line and not long.
-std::string shown(const json& value) {
-  if (value.is_object()) return "an object";
-  if (value.is_array()) return "a list";
-  if (value.is_string()) return quote_name(value.get_ref<const std::string&>());
-  return value.dump();
-}
+// In bytes. A parsed value takes up to eight times its text's memory; config.json is a few kB, the index of a thousand layers 1 MB.
+constexpr int64_t kLargestConfig = 1'000'000;
+constexpr int64_t kLargestIndex = 16'000'000;
 
 /// Values of a JSON object by key, each of the type that is asked for; a FileError names the key.
 class Keys {
@@ -94,11 +56,9 @@ class Keys {
   }
 
   int64_t size(std::string_view key, const json* value) const {
-    if (!value->is_number_integer()) refuse(key, *value, "a whole number");
-    // A negative number is signed, one past 2^63 is unsigned and turns negative here.
-    const auto number = value->get<int64_t>();
-    if (number < 1) refuse(key, *value, "a whole number from 1 to 2^63 - 1");
-    return number;
+    const std::optional<int64_t> number = whole_number(*value);
+    if (number.value_or(0) < 1) refuse(key, *value, "a whole number from 1 to 2^63 - 1");
+    return *number;
   }
   int64_t size(std::string_view key, int64_t fallback) const {
     const json* value = find(key);
@@ -154,7 +114,9 @@ class Keys {
 
   void refuse_objects_inside() const {
     for (const auto& [key, value] : object_.items()) {
-      if (value.is_object()) refuse(key, value, "a plain value: rotary settings of single layers are not built");
+      if (!value.is_object()) continue;
+      fail(fmt::format("{} has an object as {}; it needs plain values: rotary settings of single layers are not built",
+                       prefix_.substr(0, prefix_.size() - 1), quote_name(key)));
     }
   }
 
@@ -520,6 +482,19 @@ void CheckpointReader::check_shape(const std::string& name, std::span<const int6
     throw FileError(file.path().string(), fmt::format("tensor {} is {}; it needs {}", quote_name(name),
                                                       shape_text(tensor.shape), shape_text(shape)));
   }
+}
+
+void CheckpointReader::expect_parameters(const llama::Config& config) const {
+  const int64_t wanted = llama::parameter_count(config);
+  int64_t held = 0;
+  for (const SafetensorsFile& file : files_) {
+    for (const auto& [name, tensor] : file.tensors()) {
+      held += tensor.size();
+      if (held >= wanted) return;  // before a sum could overflow
+    }
+  }
+  throw FileError(source_.string(),
+                  fmt::format("has {} values, but {} asks for a model of {} parameters", held, kConfig, wanted));
 }
 
 void CheckpointReader::expect(const std::vector<llama::TensorInfo>& tensors) const {

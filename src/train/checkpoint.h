@@ -32,6 +32,10 @@ class CheckpointReader {
   /// Opens and checks every file; no tensor is read yet.
   explicit CheckpointReader(const std::filesystem::path& dir);
 
+  /// Throws FileError if config asks for more parameters than the files hold: to be asked before a model is made, whose memory
+  /// is to be no larger than what is there to fill it.
+  void expect_parameters(const llama::Config& config) const;
+
   /// Throws FileError unless the checkpoint has just these tensors, in these shapes, of dtypes that can be read. Buffers
   /// *.rotary_emb.inv_freq do not count, nor does an lm_head.weight that is not asked for and equals the embedding.
   void expect(const std::vector<llama::TensorInfo>& tensors) const;

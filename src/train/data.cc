@@ -1,16 +1,10 @@
 #include "data.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 
 #include "coda/error.h"
 
@@ -39,67 +33,56 @@ int64_t id_at(const unsigned char* p, int64_t width) {
 }
 
 /// Eight bytes a step: a byte at a time a large file would cost seconds.
-uint64_t hash_of(const unsigned char* data, int64_t bytes) {
-  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
-  uint64_t hash = static_cast<uint64_t>(bytes) * kOdd;
-  for (int64_t i = 0; i < bytes; i += 8) {
-    const uint64_t word = static_cast<uint64_t>(id_at(data + i, std::min<int64_t>(8, bytes - i)));
-    hash = std::rotl((hash ^ word) * kOdd, 29);
+class Hash {
+ public:
+  explicit Hash(int64_t bytes) : hash_(static_cast<uint64_t>(bytes) * kOdd) {}
+  /// The next bytes; every part but the last is a multiple of eight long.
+  void add(const unsigned char* data, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 8) {
+      const uint64_t word = static_cast<uint64_t>(id_at(data + i, std::min<int64_t>(8, bytes - i)));
+      hash_ = std::rotl((hash_ ^ word) * kOdd, 29);
+    }
   }
-  // The last words have not met the upper bits yet.
-  hash = (hash ^ (hash >> 32)) * kOdd;
-  return hash ^ (hash >> 29);
-}
+  uint64_t value() const {
+    // The last words have not met the upper bits yet.
+    const uint64_t mixed = (hash_ ^ (hash_ >> 32)) * kOdd;
+    return mixed ^ (mixed >> 29);
+  }
+
+ private:
+  static constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+  uint64_t hash_;
+};
 
 }  // namespace
 
-TokenFile::TokenFile(const std::string& path, TokenType type, int64_t vocab) : path_(path), type_(type) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw FileError(path, std::strerror(errno));
-  struct stat status {};
-  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
-    close(file);
-    throw FileError(path, "not a regular file, so it cannot be mapped as training data");
+TokenFile::TokenFile(const std::string& path, TokenType type, int64_t vocab)
+    : file_(path), width_(width_of(type)), path_(path) {
+  if (bytes() % width_ != 0) {
+    throw FileError(path, fmt::format("{} bytes are not a multiple of {}, the width of an id", bytes(), width_));
   }
-  bytes_ = status.st_size;
-  if (bytes_ > 0) {
-    void* map = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, file, 0);
-    const int trouble = errno;
-    if (map == MAP_FAILED) {
-      close(file);
-      throw FileError(path, std::strerror(trouble));
-    }
-    map_ = static_cast<const unsigned char*>(map);
-  }
-  close(file);
-
-  // From here on the destructor would not run: unmap before each throw.
-  const auto refuse = [&](const std::string& trouble) {
-    if (map_ != nullptr) munmap(const_cast<unsigned char*>(map_), static_cast<size_t>(bytes_));
-    throw FileError(path, trouble);
-  };
-  const int64_t width = width_of(type);
-  if (bytes_ % width != 0) refuse(fmt::format("{} bytes are not a multiple of {}, the width of an id", bytes_, width));
-  size_ = bytes_ / width;
-  if (vocab < (int64_t{1} << (8 * width))) {
-    for (int64_t i = 0; i < size_; ++i) {
-      const int64_t id = id_at(map_ + i * width, width);
-      if (id >= vocab) refuse(fmt::format("token {} is {}, but the vocabulary is {}", i, id, vocab));
+  const bool any_id_fits = vocab >= (int64_t{1} << (8 * width_));
+  constexpr int64_t kPart = int64_t{1} << 20;
+  std::vector<unsigned char> part(static_cast<size_t>(std::min(bytes(), kPart)));
+  Hash hash(bytes());
+  for (int64_t first = 0; first < bytes(); first += kPart) {
+    const int64_t count = std::min(kPart, bytes() - first);
+    file_.read(first, part.data(), count);
+    hash.add(part.data(), count);
+    for (int64_t i = 0; !any_id_fits && i < count; i += width_) {
+      const int64_t id = id_at(part.data() + i, width_);
+      if (id >= vocab)
+        throw FileError(path, fmt::format("token {} is {}, but the vocabulary is {}", (first + i) / width_, id, vocab));
     }
   }
-  hash_ = hash_of(map_, bytes_);
-}
-
-TokenFile::~TokenFile() {
-  if (map_ != nullptr) munmap(const_cast<unsigned char*>(map_), static_cast<size_t>(bytes_));
+  hash_ = hash.value();
 }
 
 void TokenFile::copy(int64_t first, std::span<int32_t> out) const {
-  const int64_t width = width_of(type_);
-  const unsigned char* p = map_ + first * width;
-  for (int32_t& token : out) {
-    token = static_cast<int32_t>(id_at(p, width));
-    p += width;
+  std::vector<unsigned char> ids(out.size() * static_cast<size_t>(width_));
+  file_.read(first * width_, ids.data(), std::ssize(ids));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<int32_t>(id_at(ids.data() + i * static_cast<size_t>(width_), width_));
   }
 }
 

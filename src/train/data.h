@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "input_file.h"
 #include "llama/model.h"
 
 namespace coda::train {
@@ -13,31 +14,26 @@ namespace coda::train {
 /// How a file spells its tokens: text, whose bytes are the tokens, or headerless little-endian ids.
 enum class TokenType { byte, u16, u32 };
 
-/// A file of tokens, mapped into memory, not read into it.
+/// A file of tokens, read where it is needed.
 class TokenFile {
  public:
   /// Reads the file once, to hash it and to find an id that is not below vocab. Throws FileError that names its index and
   /// value, or the size that is not a multiple of an id's width.
   TokenFile(const std::string& path, TokenType type, int64_t vocab);
-  ~TokenFile();
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
 
   const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }  // in tokens
-  int64_t bytes() const { return bytes_; }
+  int64_t size() const { return bytes() / width_; }  // in tokens
+  int64_t bytes() const { return file_.size(); }
   /// 64 bits of the contents. They tell a changed file from the same file, and are no protection against a forger.
   uint64_t hash() const { return hash_; }
 
-  /// Tokens [first, first + out.size()).
+  /// Tokens [first, first + out.size()). Throws FileError if the file was cut short meanwhile.
   void copy(int64_t first, std::span<int32_t> out) const;
 
  private:
+  InputFile file_;
+  int64_t width_;  // of an id, in bytes
   std::string path_;
-  TokenType type_;
-  const unsigned char* map_ = nullptr;
-  int64_t bytes_ = 0;
-  int64_t size_ = 0;
   uint64_t hash_ = 0;
 };
 

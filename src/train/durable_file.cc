@@ -66,21 +66,25 @@ DurableFile::~DurableFile() {
   if (regular_) ::unlink(path_.c_str());  // never a device that somebody named
 }
 
-void DurableFile::write(const void* bytes, size_t size) {
+void write_bytes(int descriptor, const std::filesystem::path& path, const void* bytes, size_t size) {
   constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux writes at most 2 GiB in one call
   const WithoutFileSizeSignal without_signal;
   const char* at = static_cast<const char*>(bytes);
   while (size > 0) {
-    const ssize_t written = ::write(descriptor_, at, std::min(size, kMostAtOnce));
+    const ssize_t written = ::write(descriptor, at, std::min(size, kMostAtOnce));
     if (written < 0) {
       const int error = errno;
       if (error == EINTR) continue;
       if (error == EFBIG) without_signal.take_pending();
-      throw FileError(path_.string(), "cannot be written: " + errno_message(error));
+      throw FileError(path.string(), "cannot be written: " + errno_message(error));
     }
     at += written;
     size -= static_cast<size_t>(written);
   }
+}
+
+void DurableFile::write(const void* bytes, size_t size) {
+  write_bytes(descriptor_, path_, bytes, size);
 }
 
 void DurableFile::finish() {

@@ -10,6 +10,9 @@ namespace coda::train {
 /// "No space left on device", from errno.
 std::string errno_message(int error);
 
+/// Writes all of the bytes, or throws a FileError that names the path and the system's reason.
+void write_bytes(int descriptor, const std::filesystem::path& path, const void* bytes, size_t size);
+
 /// A file being written. Every fault is a FileError that names the path and the system's reason; a file that was not
 /// finished is removed.
 class DurableFile {

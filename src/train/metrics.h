@@ -19,8 +19,9 @@ struct StepMetrics {
 /// The file, and its contents in memory for the picture.
 class MetricsLog {
  public:
-  /// Keeps the whole lines of the steps before `step` and cuts the rest: what a run wrote after its last checkpoint, and a
-  /// last line that a crash tore. Makes the file if there is none.
+  /// Keeps the lines of the steps before `step` and cuts the rest: what a run wrote after its last checkpoint, and a last line
+  /// that a crash tore. Makes the file if there is none. Throws FileError, and cuts nothing, if the lines before `step` are
+  /// damaged: they are on the disk before a checkpoint is.
   MetricsLog(const std::string& path, int64_t step);
   ~MetricsLog();
   MetricsLog(const MetricsLog&) = delete;
@@ -33,6 +34,9 @@ class MetricsLog {
   const std::vector<StepMetrics>& steps() const { return steps_; }
 
  private:
+  /// Takes the lines of the steps before `step`; returns the bytes that they have.
+  int64_t read_lines(int64_t step);
+
   std::string path_;
   int file_ = -1;
   std::vector<StepMetrics> steps_;

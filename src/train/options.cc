@@ -8,8 +8,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
 
 #include "coda/error.h"
+#include "json_file.h"
 
 namespace coda::train {
 namespace {
@@ -96,11 +98,19 @@ void decode_word(const json& value, Enum& field, std::initializer_list<Enum> cho
 }
 template <class T>
 void decode(const json& value, T& field) {
-  // get<int64_t>() would cut a fraction off in silence.
-  if (std::is_integral_v<T> && !std::is_same_v<T, bool> && !value.is_number_integer()) {
-    throw WrongKind{};
+  // get() would take true for 1, cut a fraction off, and wrap what does not fit around.
+  if constexpr (std::is_same_v<T, double>) {
+    if (!value.is_number()) throw WrongKind{};
+  } else if constexpr (std::is_same_v<T, uint64_t>) {
+    if (!value.is_number_unsigned() && whole_number(value).value_or(-1) < 0) throw WrongKind{};
+  } else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    const std::optional<int64_t> number = whole_number(value);
+    if (!number || !std::in_range<T>(*number)) throw WrongKind{};
   }
   field = value.get<T>();
+  if constexpr (std::is_same_v<T, std::string>) {
+    if (field.find('\0') != std::string::npos) throw WrongKind{};  // the system would take a path up to there
+  }
 }
 template <class T>
 void decode(const json& value, std::optional<T>& field) {
@@ -178,6 +188,8 @@ void check(const Options& o) {
   // Attention and activations of a step have to fit: past 2^40 tokens a count of bytes would not even fit 64 bits.
   require(real(o.batch) * real(o.seq) * real(o.accumulate) <= 0x1p40, "batch", real(o.batch),
           "times --seq and --accumulate at most 2^40 tokens");
+  require(real(o.steps) * real(o.batch) * real(o.accumulate) <= 0x1p62, "steps", real(o.steps),
+          "times --batch and --accumulate at most 2^62 rows");
   require(o.keep >= 1, "keep", real(o.keep), kPositive);
   require(o.eval_every >= 0, "eval-every", real(o.eval_every), kPositive);
   require(o.save_every >= 0, "save-every", real(o.save_every), kPositive);
@@ -232,7 +244,7 @@ Options options_from_json(const json& object) {
     const auto found = object.find(name);
     if (found == object.end()) return;  // from before the option was there: its default
     const auto refuse = [&] {
-      throw UsageError(fmt::format("the option {} is {}, which it cannot be", name, found->dump()));
+      throw UsageError(fmt::format("the option {} is {}, which it cannot be", name, shown(*found)));
     };
     try {
       decode(*found, field);

@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "coda/error.h"
 #include "durable_file.h"
+#include "json_file.h"
 
 namespace coda::train {
 namespace {
@@ -21,13 +21,16 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kRunFile = "run.json";
+constexpr int64_t kLargest = 1'000'000;  // bytes of run.json, which has about 1000
 
 ordered_json encode(const DataRecord& data) {
   return {{"path", data.path}, {"bytes", data.bytes}, {"hash", data.hash}};
 }
 
 DataRecord decode(const json& object) {
-  return {.path = object.at("path"), .bytes = object.at("bytes"), .hash = object.at("hash")};
+  const std::optional<int64_t> bytes = whole_number(object.at("bytes"));
+  if (!bytes) throw UsageError(fmt::format("bytes is {}; it needs a whole number", shown(object.at("bytes"))));
+  return {.path = object.at("path"), .bytes = *bytes, .hash = object.at("hash")};
 }
 
 /// Which files of a run or of a model the folder holds.
@@ -48,10 +51,9 @@ DataRecord DataRecord::of(const TokenFile& file) {
 
 RunRecord read_run(const fs::path& dir) {
   const fs::path path = dir / kRunFile;
-  if (!fs::exists(path)) throw FileError(dir.string(), "holds no run to resume: there is no run.json");
-  std::ifstream in(path, std::ios::binary);
-  const json object = json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) throw FileError(path.string(), "is damaged: not a JSON object");
+  std::error_code error;
+  if (!fs::exists(path, error)) throw FileError(dir.string(), "holds no run to resume: there is no run.json");
+  const json object = read_json(path, kLargest);
   try {
     RunRecord record{.options = options_from_json(object.at("options")),
                      .version = object.at("version"),

@@ -1,15 +1,11 @@
 #include "safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -20,6 +16,8 @@
 
 #include "coda/error.h"
 #include "coda/tensor.h"
+#include "durable_file.h"
+#include "json_file.h"
 
 namespace coda::train {
 namespace {
@@ -259,86 +257,42 @@ std::string shape_text(std::span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-std::string quote_name(const std::string& name) {
-  constexpr size_t kLongest = 100;
-  return nlohmann::json(name.size() <= kLongest ? name : name.substr(0, kLongest) + "...")
-      .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-
 int64_t StoredTensor::size() const {
   return *product(shape);
 }
 
-SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
-  // O_NONBLOCK: opening a pipe must not wait for somebody to write into it.
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) throw FileError(path_.string(), "cannot be opened: " + errno_message(errno));
-  try {
-    read_header();
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      data_offset_(other.data_offset_),
-      tensors_(std::move(other.tensors_)),
-      metadata_(std::move(other.metadata_)) {}
-
-void SafetensorsFile::read_header() {
-  struct stat status {};
-  if (::fstat(descriptor_, &status) != 0) throw FileError(path_.string(), "cannot be read: " + errno_message(errno));
-  if (!S_ISREG(status.st_mode)) throw FileError(path_.string(), "is not a regular file");
-  const int64_t file_size = status.st_size;
+SafetensorsFile::SafetensorsFile(std::filesystem::path name) : file_(std::move(name)) {
+  const int64_t file_size = file_.size();
   if (file_size < 8) {
-    throw FileError(path_.string(), fmt::format("has {} bytes; a safetensors file has at least 8", file_size));
+    throw FileError(path().string(), fmt::format("has {} bytes; a safetensors file has at least 8", file_size));
   }
   uint64_t header_size = 0;
-  read_bytes(0, &header_size, 8);
+  file_.read(0, &header_size, 8);
   if (header_size > kLargestHeader) {
-    throw FileError(path_.string(), fmt::format("says that its header has {} bytes; at most {} are allowed",
-                                                header_size, kLargestHeader));
+    throw FileError(path().string(), fmt::format("says that its header has {} bytes; at most {} are allowed",
+                                                 header_size, kLargestHeader));
   }
   if (static_cast<int64_t>(header_size) > file_size - 8) {
-    throw FileError(path_.string(),
+    throw FileError(path().string(),
                     fmt::format("says that its header has {} bytes, but only {} follow; it is cut short "
                                 "or damaged",
                                 header_size, file_size - 8));
   }
   std::string header(header_size, '\0');
-  read_bytes(8, header.data(), static_cast<int64_t>(header_size));
-  HeaderParser parser(path_, tensors_, metadata_);
+  file_.read(8, header.data(), static_cast<int64_t>(header_size));
+  HeaderParser parser(path(), tensors_, metadata_);
   nlohmann::json::sax_parse(header, &parser);
   data_offset_ = 8 + static_cast<int64_t>(header_size);
-  check_layout(path_, tensors_, file_size - data_offset_);
-}
-
-void SafetensorsFile::read_bytes(int64_t offset, void* bytes, int64_t size) const {
-  char* at = static_cast<char*>(bytes);
-  while (size > 0) {
-    const ssize_t got = ::pread(descriptor_, at, static_cast<size_t>(std::min(size, int64_t{1} << 30)), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw FileError(path_.string(), "cannot be read: " + errno_message(errno));
-    if (got == 0) throw FileError(path_.string(), "was cut short while it was being read");
-    at += got;
-    offset += got;
-    size -= got;
-  }
+  check_layout(path(), tensors_, file_size - data_offset_);
 }
 
 const StoredTensor& SafetensorsFile::find_float(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) throw FileError(path_.string(), fmt::format("has no tensor {}", quote_name(name)));
+  if (found == tensors_.end()) throw FileError(path().string(), fmt::format("has no tensor {}", quote_name(name)));
   const std::string& dtype = found->second.dtype;
   if (dtype != "F32" && dtype != "BF16" && dtype != "F16") {
-    throw FileError(path_.string(), fmt::format("tensor {} is {}; it needs F32, BF16 or F16", quote_name(name), dtype));
+    throw FileError(path().string(),
+                    fmt::format("tensor {} is {}; it needs F32, BF16 or F16", quote_name(name), dtype));
   }
   return found->second;
 }
@@ -347,17 +301,17 @@ void SafetensorsFile::read(const std::string& name, std::span<float> value) cons
   const StoredTensor& tensor = find_float(name);
   const auto size = static_cast<int64_t>(value.size());
   if (tensor.size() != size) {
-    throw FileError(path_.string(),
+    throw FileError(path().string(),
                     fmt::format("tensor {} has {} elements; it needs {}", quote_name(name), tensor.size(), size));
   }
   if (tensor.dtype == "F32") {
-    read_bytes(tensor_offset(tensor), value.data(), size * 4);
+    file_.read(tensor_offset(tensor), value.data(), size * 4);
     return;
   }
   std::vector<uint16_t> narrow(static_cast<size_t>(std::min(size, kChunk)));
   for (int64_t first = 0; first < size; first += kChunk) {
     const int64_t count = std::min(kChunk, size - first);
-    read_bytes(tensor_offset(tensor) + first * 2, narrow.data(), count * 2);
+    file_.read(tensor_offset(tensor) + first * 2, narrow.data(), count * 2);
     float* out = value.data() + first;
     if (tensor.dtype == "BF16") {
       for (int64_t i = 0; i < count; ++i) out[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
@@ -376,8 +330,8 @@ bool SafetensorsFile::same(const SafetensorsFile& a, const std::string& name_a, 
   std::vector<char> bytes_x(kBytes), bytes_y(kBytes);
   for (int64_t first = 0; first < x.end - x.begin; first += kBytes) {
     const int64_t count = std::min(kBytes, x.end - x.begin - first);
-    a.read_bytes(a.tensor_offset(x) + first, bytes_x.data(), count);
-    b.read_bytes(b.tensor_offset(y) + first, bytes_y.data(), count);
+    a.file_.read(a.tensor_offset(x) + first, bytes_x.data(), count);
+    b.file_.read(b.tensor_offset(y) + first, bytes_y.data(), count);
     if (std::memcmp(bytes_x.data(), bytes_y.data(), static_cast<size_t>(count)) != 0) return false;
   }
   return true;

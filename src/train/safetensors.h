@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "durable_file.h"
+#include "input_file.h"
 
 namespace coda::train {
 
@@ -23,15 +23,12 @@ struct StoredTensor {
 
 /// An open file. The constructor reads and checks the whole header, so that whatever the header says holds afterwards:
 /// tensors lie inside the file, next to each other, as many bytes as dtype and shape ask for. Every fault, here and in
-/// reading, is a FileError. The file is read, not mapped: one that is cut short meanwhile is an error, not a SIGBUS.
+/// reading, is a FileError.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
-  ~SafetensorsFile();
-  SafetensorsFile(SafetensorsFile&&) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -45,12 +42,9 @@ class SafetensorsFile {
                    const std::string& name_b);
 
  private:
-  void read_header();
-  void read_bytes(int64_t offset, void* bytes, int64_t size) const;
   int64_t tensor_offset(const StoredTensor& tensor) const { return data_offset_ + tensor.begin; }
 
-  std::filesystem::path path_;
-  int descriptor_ = -1;
+  InputFile file_;
   int64_t data_offset_ = 0;
   std::map<std::string, StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
@@ -67,13 +61,11 @@ struct TensorToWrite {
 };
 
 /// Writes path and forces it to the disk; one tensor at a time is in memory. bf16 is rounded to nearest, ties to even.
-/// After a fault there is no file at path. To replace a file that is in use, write partial_name() and commit_rename().
+/// After a fault there is no file at path. To replace a file that is in use, write partial_name() and commit_rename() (durable_file.h).
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata);
 
 /// "[256, 688]"
 std::string shape_text(std::span<const int64_t> shape);
-/// A name out of a file, in quotes, fit to stand in a one-line message whatever it holds.
-std::string quote_name(const std::string& name);
 
 }  // namespace coda::train

@@ -8,6 +8,8 @@
 
 #include "checkpoint.h"
 #include "coda/error.h"
+#include "durable_file.h"
+#include "json_file.h"
 #include "safetensors.h"
 
 namespace coda::train {
@@ -97,15 +99,24 @@ void remove_older(const fs::path& dir, int64_t step, int64_t keep) {
 
 }  // namespace
 
+llama::Config read_model_config(const fs::path& dir) {
+  const llama::Config config = read_config(dir);
+  CheckpointReader(dir).expect_parameters(config);
+  return config;
+}
+
 std::optional<int64_t> saved_step(const fs::path& dir) {
-  if (!fs::exists(dir / "model.safetensors") && !fs::exists(dir / "model.safetensors.index.json")) return std::nullopt;
+  std::error_code error;
+  if (!fs::exists(dir / "model.safetensors", error) && !fs::exists(dir / "model.safetensors.index.json", error)) {
+    return std::nullopt;
+  }
   const auto step = CheckpointReader(dir).step();
   if (!step)
     throw FileError(dir.string(), "the model there does not say after which step it was saved: it is not coda's");
   return step;
 }
 
-void save_state(const fs::path& dir, llama::Model& model, const Saving& saving) {
+void save_state(const fs::path& dir, llama::Model& model, const Saving& saving) try {
   const int64_t step = model.updates();
   const std::optional<int64_t> before = saved_step(dir);
   write_optimizer(dir, model, saving.seed);
@@ -114,18 +125,26 @@ void save_state(const fs::path& dir, llama::Model& model, const Saving& saving) 
       dir, model.config(), model.dtype(), model.tensors(),
       [&](const std::string& name, std::span<float> value) { model.get_tensor(name, value); }, step);
   remove_older(dir, step, saving.keep);
+} catch (const fs::filesystem_error& fault) {
+  throw FileError((fault.path1().empty() ? dir : fault.path1()).string(),
+                  "cannot be changed: " + fault.code().message());
 }
 
 void load_state(const fs::path& dir, llama::Model& model) {
   const int64_t step = saved_step(dir).value();
   const fs::path path = dir / optimizer_name(step);
-  if (!fs::exists(path)) {
+  std::error_code error;
+  if (!fs::exists(path, error)) {
     throw FileError(
         path.string(),
         fmt::format("is missing, so the run cannot go on as it was; --init {} starts a new run from its weights",
                     dir.string()));
   }
   const SafetensorsFile file(path);
+  if (const auto said = file.metadata().find("step");
+      said == file.metadata().end() || said->second != fmt::format("{}", step)) {
+    throw FileError(path.string(), fmt::format("does not say that it is of step {}", step));
+  }
   for (const llama::StateTensor& state : model.optimizer_state()) {
     const int64_t needed = static_cast<int64_t>(state.value.size());
     if (file.find_float(state.name).size() != needed) {

@@ -17,6 +17,10 @@ struct Saving {
   int64_t keep = 1;  // complete checkpoints
 };
 
+/// config.json of a folder, held against the weights beside it: what it says is a model of no more parameters than they have.
+/// Throws FileError as read_config() and CheckpointReader do.
+llama::Config read_model_config(const std::filesystem::path& dir);
+
 /// Saves the model after model.updates() steps. The optimizer's file is on the disk before the model's is renamed, which
 /// commits both; older files go after. A crash at any moment leaves the old checkpoint or the new one, whole. With keep > 1
 /// the older checkpoints stay as folders of their own, step-<N>, that eval, sample, --init and --resume take.

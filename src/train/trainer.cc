@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
 #include "checkpoint.h"
 #include "coda/error.h"
+#include "llama/memory.h"
 #include "plot.h"
 #include "state.h"
 #include "version.h"
@@ -49,7 +51,7 @@ std::optional<int32_t> separator_of(const Options& options, int64_t vocab) {
 /// Where the model's shape comes from: the run's own checkpoint, another's, or the options.
 llama::Config config_of(const Options& options, const fs::path& dir, bool saved) {
   if (!saved && options.init.empty()) return fresh_config(options);
-  llama::Config config = read_config(saved ? dir : fs::path(options.init));
+  llama::Config config = read_model_config(saved ? dir : fs::path(options.init));
   if (options.vocab > config.vocab) {
     throw UsageError(fmt::format("--vocab is {}, but the checkpoint's is {}", options.vocab, config.vocab));
   }
@@ -105,6 +107,8 @@ Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start st
   }
   windows_.emplace(*data_, 0, train_tokens, options_.seq);
   order_ = options_.in_order ? Order::in_order(windows_->count()) : Order::shuffled(windows_->count(), options_.seed);
+  llama::check_memory("the rows of a step (--batch, --seq, --accumulate)",
+                      8.0 * static_cast<double>(options_.batch * options_.seq * options_.accumulate));
   rows_.resize(static_cast<size_t>(options_.accumulate));
 
   model_ = std::make_unique<llama::Model>(cpu, config, options_.dtype);
@@ -154,7 +158,7 @@ int64_t Trainer::validated_windows() const {
   return std::min(valid_windows(), kLastValidWindows);
 }
 
-StepMetrics Trainer::train_step() {
+StepMetrics Trainer::train_step(Progress& progress) {
   // All of the step's rows come first: the divisor is known when the first gradient is made.
   std::vector<int64_t> indices(static_cast<size_t>(options_.batch));
   int64_t row = step_ * options_.accumulate * options_.batch;
@@ -164,36 +168,48 @@ StepMetrics Trainer::train_step() {
     rows.gather(*windows_, indices, separator_of(options_, model_->config().vocab));
     counted += rows.counted();
   }
+  if (counted == 0) {
+    progress.note(fmt::format("step {}: no target counts, all of them follow --document-separator's token", step_));
+  }
   const double divisor = static_cast<double>(std::max<int64_t>(1, counted));
 
   double sum = 0;
-  for (const Rows& rows : rows_) sum += model_->forward_backward(rows.batch(), divisor);
-  const double loss = sum / divisor;
-  const auto refuse = [&](const char* what, double value) {
-    throw Error(fmt::format(
-        "step {}: the {} is {}; stopped, and {}. A lower --lr, or --warmup, may help", step_, what, value,
-        saved_ ? fmt::format("the checkpoint of step {} in {} stays", *saved_, dir_.string()) : "nothing is saved"));
-  };
-  if (!std::isfinite(loss)) refuse("loss", loss);
+  for (const Rows& rows : rows_) {
+    const double loss = model_->forward_backward(rows.batch(), divisor);
+    if (!std::isfinite(loss)) refuse(not_finite_message("loss", loss, model_->find_not_finite(rows.batch())));
+    sum += loss;
+  }
   const llama::AdamW optimizer = options_.optimizer(step_);
   const double norm = model_->update(optimizer);
-  if (!std::isfinite(norm)) refuse("gradient's norm", norm);
-  return {.step = step_, .loss = loss, .grad_norm = norm, .tokens_per_s = 0, .lr = optimizer.lr, .valid_loss = {}};
+  if (!std::isfinite(norm)) refuse(not_finite_message("gradient's norm", norm, model_->find_not_finite_gradient()));
+  return {
+      .step = step_, .loss = sum / divisor, .grad_norm = norm, .tokens_per_s = 0, .lr = optimizer.lr, .valid_loss = {}};
+}
+
+void Trainer::refuse(const std::string& trouble) const {
+  throw Error(fmt::format(
+      "step {}: {}; stopped, and {}. A lower --lr, or --warmup, may help", step_, trouble,
+      saved_ ? fmt::format("the checkpoint of step {} in {} stays", *saved_, dir_.string()) : "nothing is saved"));
 }
 
 std::optional<double> Trainer::validate(bool last, const std::function<int()>& stop) {
   Evaluation evaluation = Evaluation::spread(valid_->count(), last ? kLastValidWindows : kValidWindows, options_.batch,
                                              separator_of(options_, model_->config().vocab));
   if (last) evaluation.stop = [&] { return stop() != 0; };
-  const std::optional<double> loss = mean_loss(*model_, *valid_, evaluation);
-  if (loss && !std::isfinite(*loss)) {
-    throw Error(fmt::format("step {}: the validation's loss is {}; stopped, and nothing is overwritten", step_, *loss));
+  try {
+    return mean_loss(*model_, *valid_, evaluation);
+  } catch (const NotFinite& fault) {
+    refuse(fmt::format("in validation {}", fault.what()));
   }
-  return loss;
 }
 
 void Trainer::save() {
   if (saved_ == step_) return;
+  // An update can overflow although its gradient was finite.
+  for (const llama::StateTensor& state : model_->optimizer_state()) {
+    if (std::ranges::all_of(state.value, [](float x) { return std::isfinite(x); })) continue;
+    refuse("the update made a value that is not finite, in " + model_->find_not_finite_weight().value_or(state.name));
+  }
   // The lines of the steps that the checkpoint has behind it must not be lost when it is not.
   metrics_->sync();
   save_state(dir_, *model_, {.seed = options_.seed, .keep = options_.keep});
@@ -216,7 +232,7 @@ Outcome Trainer::run(Progress& progress, const std::function<int()>& stop) {
   // A step's time runs from here to after its update, so that it has the logging of the step before in it.
   Clock::time_point begin = Clock::now();
   while (step_ < options_.steps && outcome.signal == 0) {
-    StepMetrics metrics = train_step();
+    StepMetrics metrics = train_step(progress);
     metrics.tokens_per_s = tokens / std::max(1e-9, seconds_since(begin));
     begin = Clock::now();
     ++step_;

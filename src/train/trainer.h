@@ -41,7 +41,8 @@ class Trainer {
   std::vector<std::string> description() const;
 
   /// Trains to the last step and saves. stop is asked after every step; what it returns, if not 0, ends the run there, saved.
-  /// Throws Error naming the step if the loss or the gradient's norm is not finite; the last checkpoint then stays.
+  /// Throws Error naming the step if the loss, the gradient's norm or what is to be saved is not finite, and where the first
+  /// value is that is not; the last checkpoint then stays.
   Outcome run(Progress& progress, const std::function<int()>& stop);
 
   llama::Model& model() { return *model_; }
@@ -53,10 +54,13 @@ class Trainer {
   int64_t valid_windows() const { return valid_ ? valid_->count() : 0; }
 
  private:
-  /// Gathers the step's rows, trains on them; leaves tokens_per_s and valid_loss open.
-  StepMetrics train_step();
-  /// Throws for a loss that is not finite.
+  /// Gathers the step's rows, trains on them; leaves tokens_per_s and valid_loss open. Where no target counts, the loss and the
+  /// gradient are 0, and progress says so.
+  StepMetrics train_step(Progress& progress);
+  /// Nothing if it was stopped, or if no target counts.
   std::optional<double> validate(bool last, const std::function<int()>& stop);
+  /// Throws the Error that ends a run whose numbers are not finite.
+  [[noreturn]] void refuse(const std::string& trouble) const;
   void save();
   std::string title() const;
 

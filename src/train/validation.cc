@@ -1,8 +1,19 @@
 #include "validation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+
+#include "llama/not_finite.h"
 
 namespace coda::train {
+
+std::string not_finite_message(const char* what, double value, const std::optional<std::string>& where) {
+  return fmt::format("the {} is {}; {}", what, llama::not_finite_text(value),
+                     where ? "the first value that is not finite is in " + *where
+                           : "every value that it was made from is finite, but too large");
+}
 
 Evaluation Evaluation::spread(int64_t windows, int64_t most, int64_t batch, std::optional<int32_t> document_separator) {
   const int64_t rows = std::min(windows, most);
@@ -25,10 +36,13 @@ std::optional<double> mean_loss(llama::Model& model, const Windows& windows, con
       indices.push_back(evaluation.window(row));
     }
     rows.gather(windows, indices, evaluation.document_separator);
-    sum += model.loss(rows.batch());
+    const double loss = model.loss(rows.batch());
+    if (!std::isfinite(loss)) throw NotFinite(not_finite_message("loss", loss, model.find_not_finite(rows.batch())));
+    sum += loss;
     counted += rows.counted();
   }
-  return sum / static_cast<double>(std::max<int64_t>(1, counted));
+  if (counted == 0) return std::nullopt;
+  return sum / static_cast<double>(counted);
 }
 
 }  // namespace coda::train
