@@ -1,0 +1,111 @@
+"""Draws the pictures of docs/benchmarks.md from what was measured in one run, and prints its tables.
+
+  build/coda bench programs block --hidden 512 --ffn 1408 --json docs/benchmarks/512.json
+  bench/training.py --coda build/coda --text FILE --json docs/benchmarks/training.json
+  docs/plot_benchmarks.py docs/benchmarks/512.json … docs/benchmarks/training.json …
+
+A picture is written beside its figures: 512.json, 512.svg. Needs matplotlib.
+"""
+import json
+import pathlib
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+COLORS = {"coda": "#1f6f8b", "openblas": "#9aa5b1", "libxsmm": "#c9ced6", "openblas and pass": "#e0a458",
+          "openblas and passes": "#e0a458", "torch.compile": "#e0a458"}
+plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+                     "svg.hashsalt": "coda", "figure.facecolor": "white", "legend.frameon": False})
+
+
+def bars(axis, rows, names, value, labels):
+    """Groups of bars, one per row; value(row, name) is None where there is nothing to compare with."""
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        at = [j + (i - (len(names) - 1) / 2) * width for j, row in enumerate(rows) if value(row, name) is not None]
+        heights = [value(row, name) for row in rows if value(row, name) is not None]
+        axis.bar(at, heights, width * 0.92, label=name, color=COLORS[name])
+    axis.set_xticks(range(len(rows)), labels)
+    axis.axhline(1, color="#444444", linewidth=0.8)
+
+
+def median(row, name):
+    return row["times"][name]["median_s"] if name in row["times"] else None
+
+
+def draw_programs(report, path):
+    rows, shape, machine = report["programs"], report["shape"], report["machine"]
+    figure, axes = plt.subplots(2 if report.get("blocks") else 1, 1, figsize=(11, 6.4 if report.get("blocks") else 3.6),
+                                squeeze=False)
+    axis = axes[0][0]
+
+    def relative(row, name):
+        time = median(row, name)
+        return None if time is None else time / min(median(row, "openblas"), median(row, "libxsmm"))
+
+    bars(axis, rows, ["coda", "openblas and pass", "libxsmm"], relative,
+         [f"{row['name'].split()[0]}\n{row['program']}\n{row['m']}, {row['n']}, {row['k']}" for row in rows])
+    axis.tick_params(axis="x", labelsize=6.5)
+    axis.set_ylabel("time ÷ fastest plain product")
+    axis.set_title(f"products with their programs, hidden {shape['hidden']}, ffn {shape['ffn']}, {shape['tokens']} tokens, "
+                   f"{shape['dtype']}; {machine['cpu']}, {machine['threads']} threads, {machine['coda']}", fontsize=9, loc="left")
+    axis.legend(ncol=3, fontsize=8)
+    if report.get("blocks"):
+        axis = axes[1][0]
+        bars(axis, report["blocks"], ["coda", "openblas", "openblas and passes", "libxsmm"],
+             lambda row, name: median(row, name) / median(row, "coda"), [row["name"] for row in report["blocks"]])
+        axis.set_ylabel("time ÷ coda's")
+        axis.legend(ncol=4, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+    print(f"\n{shape['tokens']} tokens, hidden {shape['hidden']}, ffn {shape['ffn']}, {shape['dtype']}; {machine['cpu']}, "
+          f"{machine['threads']} threads, coda on {machine['coda']}, OpenBLAS' {machine['openblas']} kernels\n")
+    print("| product | program | M, N, K | coda, ms | OpenBLAS | LIBXSMM | OpenBLAS and a pass | ÷ fastest plain |\n"
+          "| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        milliseconds = [f"{1e3 * median(row, name):.2f}" if name in row["times"] else ""
+                        for name in ("coda", "openblas", "libxsmm", "openblas and pass")]
+        print(f"| {row['name']} | `{row['program']}` | {row['m']}, {row['n']}, {row['k']} {row['form']} | "
+              f"{' | '.join(milliseconds)} | {row['ratio_to_plain']:.2f} |")
+    for row in report.get("blocks", []):
+        print(f"\n{row['name']}, ms: " + ", ".join(f"{name} {1e3 * time['median_s']:.1f}" for name, time in row["times"].items()))
+
+
+def draw_training(report, path):
+    model, rates = report["model"], report["tokens_per_second"]
+    figure, axis = plt.subplots(figsize=(5.2, 2.2))
+    for i, (name, values) in enumerate(rates.items()):
+        middle = sorted(values)[len(values) // 2]
+        axis.barh(i, middle, color=COLORS["coda" if name.startswith("coda") else name],
+                  xerr=[[middle - min(values)], [max(values) - middle]], ecolor="#444444", height=0.6)
+    axis.set_yticks(range(len(rates)), rates)
+    axis.invert_yaxis()
+    axis.set_xlabel("training, tokens/s")
+    axis.set_title(f"hidden {model['hidden']}, {model['layers']} layers, {model['batch']} × {model['seq']} tokens, fp32, "
+                   f"{model['threads']} threads", fontsize=9, loc="left")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    print(f"\n| hidden {model['hidden']}, {model['layers']} layers | tokens/s | memory that a step adds |\n| --- | --- | --- |")
+    memory = report["bytes_of_step"]
+    for name, values in rates.items():
+        size = memory["coda" if name.startswith("coda") else name]
+        print(f"| {name} | {sorted(values)[len(values) // 2]:.0f} (from {min(values):.0f} to {max(values):.0f}) | {size / 1e6:.0f} MB |")
+    print(f"\nratio {report['ratio']:.2f}")
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    for argument in sys.argv[1:]:
+        path = pathlib.Path(argument)
+        report = json.loads(path.read_text())
+        draw = draw_training if "tokens_per_second" in report else draw_programs
+        draw(report, path.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
