@@ -1,3 +1,4 @@
+// Memory of a matrix.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -5,7 +6,7 @@
 
 #include "coda/tensor.h"
 
-namespace coda::llama {
+namespace coda {
 
 /// A matrix that owns its memory. Not initialised.
 template <class T>
@@ -35,4 +36,4 @@ class Buffer {
   int64_t rows_ = 0, cols_ = 0;
 };
 
-}  // namespace coda::llama
+}  // namespace coda
