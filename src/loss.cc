@@ -40,11 +40,14 @@ void check_options(const CrossEntropyOptions& o) {
     throw UsageError(fmt::format("divisor is {}; it needs to be positive", *o.divisor));
 }
 
-void check_size(const char* name, int64_t got, int64_t need, const char* formula) {
-  if (got != need) throw OperandError(name, fmt::format("{} values", got), fmt::format("{} ({})", need, formula));
+template <class T>
+void check_vector(const char* name, const Vector<T>& x, int64_t size, const char* formula) {
+  if (x.size != size) throw OperandError(name, fmt::format("{} values", x.size), fmt::format("{} ({})", size, formula));
+  if (size > 0 && x.data == nullptr) throw OperandError(name, "null", fmt::format("memory for {} values", size));
 }
-void check_optional(const char* name, int64_t got, int64_t m) {
-  if (got != 0) check_size(name, got, m, "[M], or none");
+template <class T>
+void check_optional(const char* name, const Vector<T>& x, int64_t m) {
+  if (x.size != 0) check_vector(name, x, m, "[M], or none");
 }
 template <class T>
 void check_shape(const char* name, const Matrix<T>& x, int64_t rows, int64_t cols, const char* formula) {
@@ -59,9 +62,9 @@ void check_head(const LinearHead<E>& head, const CrossEntropyOptions& options) {
   if (head.weight.cols != head.h.cols)
     throw OperandError("weight", fmt::format("[V, K] = {}x{}", vocab, head.weight.cols),
                        fmt::format("the K = {} of h", head.h.cols));
-  check_optional("inv_rms", head.inv_rms.size, m);
-  check_optional("token_weight", head.token_weight.size, m);
-  check_size("label", head.label.size, m, "[M]");
+  check_optional("inv_rms", head.inv_rms, m);
+  check_optional("token_weight", head.token_weight, m);
+  check_vector("label", head.label, m, "[M]");
   for (int64_t i = 0; i < m; ++i) {
     const int32_t label = head.label[i];
     if ((label < 0 || label >= vocab) && label != options.ignore_index)
@@ -71,9 +74,9 @@ void check_head(const LinearHead<E>& head, const CrossEntropyOptions& options) {
 }
 
 void check_tokens(const TokenLosses& tokens, int64_t m) {
-  check_optional("loss", tokens.loss.size, m);
-  check_optional("z_loss", tokens.z_loss.size, m);
-  check_optional("log_sum_exp", tokens.log_sum_exp.size, m);
+  check_optional("loss", tokens.loss, m);
+  check_optional("z_loss", tokens.z_loss, m);
+  check_optional("log_sum_exp", tokens.log_sum_exp, m);
 }
 
 template <class A, class B>
@@ -88,9 +91,9 @@ void check_gradients(const LinearHead<E>& head, const CrossEntropyOptions& optio
                      const LinearHeadGradients<E>& gradients) {
   const int64_t m = head.h.rows, k = head.h.cols;
   if (options.reduction == Reduction::none)
-    check_size("d_loss", d_loss.size, m, "[M]: the reduction is none");
+    check_vector("d_loss", d_loss, m, "[M]: the reduction is none");
   else
-    check_size("d_loss", d_loss.size, 1, "one value: the reduction is sum or mean");
+    check_vector("d_loss", d_loss, 1, "one value: the reduction is sum or mean");
   check_shape("d_h", gradients.d_h, m, k, "[M, K]");
   check_shape("d_weight", gradients.d_weight, head.weight.rows, k, "[V, K]");
   const auto check_overlap = [](const char* name, const auto& written, const char* other_name, const auto& other) {
@@ -372,7 +375,7 @@ void LinearCrossEntropy<E>::backward(Cpu& cpu, const LinearHead<E>& head, const 
                                      Vector<const float> log_sum_exp, Vector<const float> d_loss,
                                      const LinearHeadGradients<E>& gradients) {
   check_head(head, options);
-  check_size("log_sum_exp", log_sum_exp.size, head.h.rows, "[M]");
+  check_vector("log_sum_exp", log_sum_exp, head.h.rows, "[M]");
   check_gradients(head, options, d_loss, gradients);
   memory_->reserve(head.weight.rows, head.h.rows, true);
   const TokenLoss token_loss(head, options);

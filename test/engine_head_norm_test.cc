@@ -111,12 +111,13 @@ TEST(HeadNormRope_V, PassesThrough) {
   for (int64_t i = 0; i < kRows; ++i) {
     for (int64_t j = 128; j < kCols; ++j) EXPECT_EQ(c.program().qkv(i, j), c.program().z(i, j)) << i << ", " << j;
     for (int64_t head = 0; head < 2; ++head) {
-      double square = 0;
+      double before = 0, after = 0;
       for (int64_t j = 64 * head; j < 64 * (head + 1); ++j) {
-        const double unit = double(c.program().qkv(i, j)) / double(c.program().gamma[j]);
-        square += unit * unit / 64;
+        const double unit = double(c.program().qkv(i, j)) / double(c.program().gamma[j]), z = c.program().z(i, j);
+        before += z * z / 64;
+        after += unit * unit / 64;
       }
-      EXPECT_NEAR(square, 1, 0.01) << "head " << head;  // eps is 1e-3
+      EXPECT_NEAR(after, before / (before + double(c.program().eps)), 1e-5) << "head " << head;
     }
   }
 }

@@ -337,6 +337,31 @@ TEST(Vjp, SwiGluBackwardByHandIsTheSame) {
   }
 }
 
+/// Its derivative by hand, told from the real one.
+struct ByHand {
+  template <class T>
+  T operator()(Pair<T> z) const {
+    return z.first * z.second;
+  }
+};
+template <class T>
+ValueAndGradient<T, Pair<T>> value_and_vjp(ByHand, Pair<T> z, std::type_identity_t<T> d_y) {
+  return {z.first * z.second, {d_y * z.second + 100.f, d_y * z.first + 100.f}};
+}
+TEST(Vjp, ADerivativeByHandIsTheOneTaken) {
+  GluBackward<Registers<double, float>, ByHand> program{
+      .f = {}, .inv_rms = 1, .gate_up = {3, 5}, .d_gate_up = {}, .y = {}, .dot_z = {}};
+  program(2);
+  EXPECT_EQ(program.y, 15);
+  EXPECT_EQ(program.d_gate_up.first, 110);
+  EXPECT_EQ(program.d_gate_up.second, 106);
+  const auto both = value_and_vjp(GegluErf{}, Pair<double>{0.3, -1.2}, 2.0);
+  const auto d_z = vjp(GegluErf{}, Pair<double>{0.3, -1.2}, 2.0);
+  EXPECT_EQ(both.value, GegluErf{}(Pair<double>{0.3, -1.2}));
+  EXPECT_EQ(both.gradient.first, d_z.first);
+  EXPECT_EQ(both.gradient.second, d_z.second);
+}
+
 // ---- lanes
 
 struct Lanes {

@@ -190,7 +190,8 @@ TEST(NormTroubles, LayerNormsVarianceSurvivesALargeMean) {
   mean_inv_std(cpu, Matrix<float>(sums.data(), 5, 1), Matrix<float>(deviations.data(), 5, 1), kD, 1e-5, {&mu, 1},
                {&r, 1});
   EXPECT_NEAR(mu, mean, 1e-7 * mean);
-  EXPECT_NEAR(r, 1 / std::sqrt(variance + 1e-5), 1e-6);
+  // A slot's sum is rounded to float, which moves the slots' means against each other by 1e-4 deviations.
+  EXPECT_NEAR(r, 1 / std::sqrt(variance + 1e-5), 5e-6);
 
   // What the sum of squares has left of the variance.
   float sum = 0, sum_sq = 0;
