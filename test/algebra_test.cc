@@ -273,13 +273,16 @@ class Programs {
   /// Gradients by the parameters' names.
   std::map<std::string, Floats> backward() {
     std::map<std::string, Floats> d;
-    const Floats d_loss = to_float(block_.d_loss);
+    const Floats d_lse = to_float(block_.d_loss);  // the loss is the log-sum-exp less the label's logit
+    Floats d_label(1, kM);
+    for (int64_t i = 0; i < kM; ++i) d_label(0, i) = -d_lse(0, i);
     Floats dot_logits(slots(kVocabulary), kM), d_h2_loss(kM, kD), d_gamma(1, kD);
     map(cpu_, Matrix<const float>(logits_.view()),  // in place: B5
         CrossEntropyBackward<F>{.inv_rms = r2_.vector(),
                                 .label = labels(),
                                 .log_sum_exp = lse_.vector(),
-                                .d_loss = d_loss.vector(),
+                                .d_log_sum_exp = d_lse.vector(),
+                                .d_label_logit = std::as_const(d_label).vector(),
                                 .maxima = maxima_.view(),
                                 .d_logits = logits_.view(),
                                 .dot = dot_logits.view()});

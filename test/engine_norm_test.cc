@@ -10,12 +10,13 @@ using B = Tensors<bf16>;
 
 template <class P>
 class Norm : public testing::Test {};
-using Programs =
-    testing::Types<Residual<F>, Residual<B>, Residual<F, GammaInEpilogue>, Residual<B, GammaInEpilogue>, RmsNorm<F>,
-                   RmsNorm<B>, RmsNormBackward<F>, RmsNormBackward<B>, RmsNormBackward<F, StreamEnds>,
-                   RmsNormBackward<B, StreamEnds>, RmsNormBackward<F, StreamJoins, GammaInEpilogue>,
-                   RmsNormBackward<B, StreamJoins, GammaInEpilogue>, RmsNormBackward<F, StreamEnds, GammaInEpilogue>,
-                   RmsNormBackward<B, StreamEnds, GammaInEpilogue>>;
+using Programs = testing::Types<
+    Residual<F>, Residual<B>, Residual<F, GammaInEpilogue>, Residual<B, GammaInEpilogue>,
+    Residual<F, GammaPlusOneInEpilogue>, Residual<B, GammaPlusOneInEpilogue>, RmsNorm<F>, RmsNorm<B>,
+    RmsNormBackward<F>, RmsNormBackward<B>, RmsNormBackward<F, StreamEnds>, RmsNormBackward<B, StreamEnds>,
+    RmsNormBackward<F, StreamJoins, GammaInEpilogue>, RmsNormBackward<B, StreamJoins, GammaInEpilogue>,
+    RmsNormBackward<F, StreamEnds, GammaInEpilogue>, RmsNormBackward<B, StreamEnds, GammaInEpilogue>,
+    RmsNormBackward<F, StreamJoins, GammaPlusOneInEpilogue>, RmsNormBackward<B, StreamJoins, GammaPlusOneInEpilogue>>;
 TYPED_TEST_SUITE(Norm, Programs);
 
 TYPED_TEST(Norm, Products) {

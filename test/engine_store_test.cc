@@ -7,8 +7,10 @@ namespace {
 
 template <class P>
 class Store_ : public testing::Test {};
-using Programs = testing::Types<Store<Tensors<float>>, Store<Tensors<bf16>>, Store<Tensors<bf16>, float>,
-                                AccumulateInto<Tensors<float>>, AccumulateInto<Tensors<bf16>>>;
+using Programs =
+    testing::Types<Store<Tensors<float>>, Store<Tensors<bf16>>, Store<Tensors<bf16>, float>,
+                   StoreBiased<Tensors<float>>, StoreBiased<Tensors<bf16>>, BiasGradient<Tensors<float>>,
+                   BiasGradient<Tensors<bf16>>, AccumulateInto<Tensors<float>>, AccumulateInto<Tensors<bf16>>>;
 TYPED_TEST_SUITE(Store_, Programs);
 
 TYPED_TEST(Store_, Products) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bounded.h"
+#include "coda/gemm.h"
 #include "coda/isa.h"
 #include "coda/program.h"
 #include "coda/programs/cross_entropy.h"
@@ -81,11 +82,13 @@ TEST(Describe, EveryProgram) {
   EXPECT_EQ(description<RmsNormBackward<B>>(),
             "In PerRow float inv_rms; In PerRow float mean_dot; In Tile bf16 h; In Tile bf16 d_residual; "
             "In Off float gamma; Out Tile bf16 d_h; Out Off float d_gamma; ");
-  EXPECT_EQ(description<RmsNormSwiGlu<B>>(), "In PerRow float inv_rms; Out Tile bf16 gate_up; Out HalfTile bf16 y; ");
+  EXPECT_EQ(description<RmsNormSwiGlu<B>>(),
+            "In number float f; In PerRow float inv_rms; Out Tile bf16 gate_up; Out HalfTile bf16 y; ");
   EXPECT_EQ((description<RmsNormSwiGlu<B, DropGateUp>>()),
-            "In PerRow float inv_rms; Out Off float gate_up; Out HalfTile bf16 y; ");
+            "In number float f; In PerRow float inv_rms; Out Off float gate_up; Out HalfTile bf16 y; ");
   EXPECT_EQ(description<SwiGluBackward<B>>(),
-            "In PerRow float inv_rms; In DoubleTile bf16 gate_up; Out DoubleTile bf16 d_gate_up; Out Tile bf16 y; "
+            "In number float f; In PerRow float inv_rms; In DoubleTile bf16 gate_up; Out DoubleTile bf16 d_gate_up; "
+            "Out Tile bf16 y; "
             "Out RowSum float 128 dot_z; ");
   EXPECT_EQ(
       description<RmsNormRope<B>>(),
@@ -96,11 +99,12 @@ TEST(Describe, EveryProgram) {
       "In PerRow float inv_rms; In PerRow int32 position; In PerPair float turns_high; In PerPair float turns_low; "
       "In Tile bf16 qkv; Out Tile bf16 d_qkv; Out RowSum float 128 dot; ");
   EXPECT_EQ(description<CrossEntropy<B>>(),
-            "In PerRow float inv_rms; In PerRow int32 label; Local RowMax float 128 group_max; "
+            "In number float f; In PerRow float inv_rms; In PerRow int32 label; Local RowMax float 128 group_max; "
             "Out RowMax float 128 maxima; Out Tile bf16 relative_logits; Out RowLogSumExp MaxSum 128 log_sum_exp; "
-            "Out RowSum float 128 label_logit; ");
+            "Out RowSum float 128 label_logit; Out Off float logit_sum; ");
   EXPECT_EQ((description<CrossEntropyBackward<F, RecomputeLogits>>()),
-            "In PerRow float inv_rms; In PerRow int32 label; In PerRow float log_sum_exp; In PerRow float d_loss; "
+            "In number float f; In PerRow float inv_rms; In PerRow int32 label; In PerRow float log_sum_exp; "
+            "In PerRow float d_log_sum_exp; In PerRow float d_label_logit; In Off float d_logit_sum; "
             "In Off float maxima; Out Tile float d_logits; Out RowSum float 128 dot; ");
 }
 
@@ -109,6 +113,21 @@ TEST(Describe, WhoTakesPairs) {
   EXPECT_TRUE(takes_pairs<RopeBackward<Tensors<float>>>);
   EXPECT_FALSE(takes_pairs<SwiGluBackward<Tensors<bf16>>>);
   EXPECT_FALSE(takes_pairs<CrossEntropy<Tensors<bf16>>>);
+}
+
+/// A program's function object is a field like any other, with the numbers that it has.
+TEST(Describe, FunctionObjectsAreFields) {
+  using P = GluBackward<Tensors<float>, SwigluClamped>;
+  constexpr auto fields = describe<P>();
+  EXPECT_EQ(fields[0].name, "f");
+  EXPECT_EQ(fields[0].kind, Kind::number);
+  const Field& field = fields[0];
+  const coda::detail::Operand operand = coda::detail::operand(field, SwigluClamped{.limit = 7});
+  EXPECT_EQ(operand.data, nullptr);
+  GluBackward<Registers<double, float>, SwigluClamped> program{
+      .f = {.limit = 2, .alpha = 1}, .inv_rms = 1, .gate_up = {3, 0.5}, .d_gate_up = {}, .y = {}, .dot_z = {}};
+  program(1);
+  EXPECT_NEAR(program.y, 2 / (1 + std::exp(-2.0)) * 1.5, 1e-15);
 }
 
 // ---- bf16
@@ -316,6 +335,31 @@ TEST(Vjp, SwiGluBackwardByHandIsTheSame) {
     EXPECT_NEAR(program.y, Swiglu{}(z), 1e-13);
     EXPECT_NEAR(program.dot_z.value, dot(d_z, z), 1e-12);
   }
+}
+
+/// Its derivative by hand, told from the real one.
+struct ByHand {
+  template <class T>
+  T operator()(Pair<T> z) const {
+    return z.first * z.second;
+  }
+};
+template <class T>
+ValueAndGradient<T, Pair<T>> value_and_vjp(ByHand, Pair<T> z, std::type_identity_t<T> d_y) {
+  return {z.first * z.second, {d_y * z.second + 100.f, d_y * z.first + 100.f}};
+}
+TEST(Vjp, ADerivativeByHandIsTheOneTaken) {
+  GluBackward<Registers<double, float>, ByHand> program{
+      .f = {}, .inv_rms = 1, .gate_up = {3, 5}, .d_gate_up = {}, .y = {}, .dot_z = {}};
+  program(2);
+  EXPECT_EQ(program.y, 15);
+  EXPECT_EQ(program.d_gate_up.first, 110);
+  EXPECT_EQ(program.d_gate_up.second, 106);
+  const auto both = value_and_vjp(GegluErf{}, Pair<double>{0.3, -1.2}, 2.0);
+  const auto d_z = vjp(GegluErf{}, Pair<double>{0.3, -1.2}, 2.0);
+  EXPECT_EQ(both.value, GegluErf{}(Pair<double>{0.3, -1.2}));
+  EXPECT_EQ(both.gradient.first, d_z.first);
+  EXPECT_EQ(both.gradient.second, d_z.second);
 }
 
 // ---- lanes

@@ -86,7 +86,7 @@ enum class Order { plain, transposed };
 
 /// A value for the operand of this name, as a Llama block would have it: scales positive, labels in range, angles reduced.
 inline double sample(std::string_view name, Random& random, int64_t n) {
-  if (name == "inv_rms") return uniform(random, 0.25, 1.5);
+  if (name == "inv_rms" || name == "inv_std") return uniform(random, 0.25, 1.5);
   if (name == "label")
     return uniform(random, 0, 1) < 0.1 ? -100 : std::floor(uniform(random, 0, 0.999) * static_cast<double>(n));
   if (name == "position") return std::floor(uniform(random, 0, 131072));
@@ -98,7 +98,11 @@ inline double sample(std::string_view name, Random& random, int64_t n) {
   if (name == "scale") return uniform(random, 0.1, 0.5);
   if (name == "cap") return uniform(random, 5, 30);
   if (name == "offset" || name == "shift") return std::floor(uniform(random, -3, 4));
-  if (name == "d_loss") return uniform(random, 0, 1) < 0.2 ? 0 : uniform(random, -1, 1);
+  if (name == "d_log_sum_exp" || name == "d_label_logit" || name == "d_logit_sum")
+    return uniform(random, 0, 1) < 0.2 ? 0 : uniform(random, -1, 1);
+  if (name == "limit") return uniform(random, 0.3, 1.5);
+  if (name == "alpha") return uniform(random, 1, 2);
+  if (name == "normed_columns") return 16 * std::floor(uniform(random, 0, 1) * static_cast<double>(n) / 16);
   return normal(random);
 }
 
@@ -344,6 +348,18 @@ class Case {
   requires std::is_arithmetic_v<T>
   void make(T& number, const Field& field) { number = static_cast<T>(sample(field.name, random_, n_)); }
   void make(Nothing&, const Field&) {}
+  /// A function object: its numbers.
+  template <class T>
+  requires std::is_class_v<T>
+  void make(T& function, const Field&) {
+    constexpr int count = coda::detail::count_fields<T>();
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      ((coda::detail::field<count, I>(function) = static_cast<float>(
+            sample(coda::detail::name_of<coda::detail::field_pointer<T, count, I>()>(), random_, n_))),
+       ...);
+    }
+    (std::make_integer_sequence<int, count>{});
+  }
 
   int64_t m_, n_;
   Random& random_;

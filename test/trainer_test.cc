@@ -277,6 +277,33 @@ TEST_F(TrainerTest, AConfigThatAsksForMoreThanTheWeightsIsRefused) {
   EXPECT_THROW(train(options(), "run", Start::resume), FileError);
 }
 
+/// Nothing is divided by the number of targets that count where there are none.
+TEST_F(TrainerTest, MicroBatchesAndStepsWithoutATargetThatCounts) {
+  const auto losses = [&](const std::string& text, const std::string& name) {
+    std::ofstream(dir_ / "separated") << text;
+    Options o = options();
+    o.data = (dir_ / "separated").string();
+    o.document_separator = '\n';
+    o.in_order = true;
+    o.batch = 1;
+    o.accumulate = 2;
+    o.steps = 2;
+    o.lr = 0;
+    train(o, name, Start::fresh);
+    std::vector<double> values;
+    std::istringstream lines(computed(name));
+    for (std::string line; std::getline(lines, line);)
+      values.push_back(nlohmann::json::parse(line).at("loss").get<double>());
+    return values;
+  };
+  const std::string separators(16, '\n');
+  // Every other window of 16 is separators only: a step's mean is over the other window's 16 tokens, near log 256.
+  std::string every_other;
+  for (int i = 0; i < 3; ++i) every_other += separators + "sixteen letters.";
+  for (const double loss : losses(every_other, "half")) EXPECT_NEAR(loss, std::log(256), 0.3);
+  EXPECT_EQ(losses(separators + separators + separators + separators + "\n", "none"), (std::vector<double>{0, 0}));
+}
+
 TEST_F(TrainerTest, InitTakesAnotherRunsWeights) {
   train(options(), "run", Start::fresh);
   Options o = options();

@@ -8,6 +8,12 @@ namespace coda {
 /// out[i] = 1 / sqrt(Σ_slots sum_sq[slot, i] / width + eps). sum_sq [slots, M], out [M].
 void inv_rms(Cpu& cpu, Matrix<const float> sum_sq, int64_t width, double eps, Vector<float> out);
 
+/// Mean and 1 / sqrt(variance + eps) of rows of width columns, from the sum of every 128 columns and their squared deviations
+/// from their own mean (Chan, Golub and LeVeque 1983): at a mean of 1000 deviations r keeps six digits, where a sum of squares
+/// keeps one. sum, sq_deviation [slots, M]; mean, inv_std [M].
+void mean_inv_std(Cpu& cpu, Matrix<const float> sum, Matrix<const float> sq_deviation, int64_t width, double eps,
+                  Vector<float> mean, Vector<float> inv_std);
+
 /// out[i] = Σ_slots dot[slot, i] / width: s of the RMSNorm backward. dot [slots, M], out [M].
 void mean_dot(Cpu& cpu, Matrix<const float> dot, int64_t width, Vector<float> out);
 

@@ -85,8 +85,9 @@ Operand operand(const Field& field, T* const& pointer) {
 inline Operand operand(const Field& field, const Nothing&) {
   return {field};
 }
+/// A number, or a function object with its numbers.
 template <class T>
-requires std::is_arithmetic_v<T> Operand operand(const Field& field, const T&) {
+requires(std::is_arithmetic_v<T> || std::is_class_v<T>) Operand operand(const Field& field, const T&) {
   return {field};
 }
 

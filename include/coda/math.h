@@ -62,4 +62,17 @@ CODA_FN T silu(T x) {
   return x * sigmoid(x);
 }
 
+/// x · Φ(x), Φ the normal distribution's (Hendrycks and Gimpel, arXiv 1606.08415).
+template <class T>
+CODA_FN T gelu_erf(T x) {
+  return 0.5f * x * (1.f + erf(x * 0.70710678118654752f));
+}
+
+/// The approximation of that paper, x/2 · (1 + tanh u) with u = sqrt(2/π)·(x + 0.044715·x³). (1 + tanh u)/2 = sigmoid(2u),
+/// which loses no bits for large negative x.
+template <class T>
+CODA_FN T gelu_tanh(T x) {
+  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+}
+
 }  // namespace coda

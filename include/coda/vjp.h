@@ -140,4 +140,23 @@ CODA_FN Pair<T> vjp(F f, Pair<T> z, Pair<T> d_y) {
           d_y.first * y.first.slope[1] + d_y.second * y.second.slope[1]};
 }
 
+/// y = f(x), and dL/dx for d_y = dL/dy.
+template <class T, class X>
+struct ValueAndGradient {
+  T value;
+  X gradient;
+};
+
+/// Both in one evaluation. A function object whose derivative is cheaper by hand overloads it.
+template <class F, class T>
+CODA_FN ValueAndGradient<T, T> value_and_vjp(F f, T x, std::type_identity_t<T> d_y) {
+  const auto y = f(Dual<T, 1>::variable(x, 0));
+  return {y.value, d_y * y.slope[0]};
+}
+template <class F, class T>
+CODA_FN ValueAndGradient<T, Pair<T>> value_and_vjp(F f, Pair<T> z, std::type_identity_t<T> d_y) {
+  const auto y = f(Pair<Dual<T, 2>>{Dual<T, 2>::variable(z.first, 0), Dual<T, 2>::variable(z.second, 1)});
+  return {y.value, {d_y * y.slope[0], d_y * y.slope[1]}};
+}
+
 }  // namespace coda

@@ -5,19 +5,17 @@
 #include <random>
 #include <utility>
 
+#include "buffer.h"
 #include "coda/gemm.h"
 #include "coda/programs/cross_entropy.h"
 #include "coda/programs/norm.h"
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
-#include "llama/buffer.h"
 
 namespace coda::bench {
 
 namespace {
-
-using llama::Buffer;
 
 constexpr int64_t kSlot = 128;  // columns of a partial row reduction
 

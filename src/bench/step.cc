@@ -5,14 +5,13 @@
 #include <random>
 #include <string>
 
+#include "buffer.h"
 #include "llama/attention.h"
-#include "llama/buffer.h"
 
 namespace coda::bench {
 
 namespace {
 
-using llama::Buffer;
 using llama::Config;
 
 /// A field of /proc/self/status in bytes, 0 where there is none.

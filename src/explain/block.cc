@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "coda/error.h"
-#include "llama/vocabulary.h"
+#include "coda/loss.h"
 #include "operand_shape.h"
 
 namespace coda::explain {
@@ -300,7 +300,9 @@ Block completed(Block b) {
                        static_cast<double>(widest + b.heads * b.head_dim + b.seq);
   if (flops >= double(int64_t{1} << 60))
     throw UsageError("--tokens, --hidden and --ffn are too large; they need a layer below 2^60 FLOPs");
-  if (b.vocab && b.chunk == 0) b.chunk = llama::vocabulary_chunk(*b.vocab, b.tokens, detail::bytes_of(b.element));
+  if (b.vocab && b.chunk == 0)
+    b.chunk = b.element == ElementType::bfloat16 ? LinearCrossEntropy<bf16>::chunk_tokens(*b.vocab, b.tokens)
+                                                 : LinearCrossEntropy<float>::chunk_tokens(*b.vocab, b.tokens);
   if (!b.vocab && b.chunk != 0) throw UsageError("--chunk is of the loss; it needs --vocab");
   if (b.vocab) {
     check_positive("--chunk", b.chunk);

@@ -1,4 +1,4 @@
-// A Llama layer, and the vocabulary loss behind it, as a list of kernels: the tables of src/llama/layer.h and vocabulary.h row by
+// A Llama layer, and the vocabulary loss behind it, as a list of kernels: the tables of src/llama/layer.h and coda/loss.h row by
 // row, with what each moves, and what the same layer moves as separate kernels.
 //
 // Two layers that fuse nothing into their products stand beside ours, both of the same arithmetic:

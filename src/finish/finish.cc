@@ -34,6 +34,39 @@ void inv_rms(Cpu& cpu, Matrix<const float> sum_sq, int64_t width, double eps, Ve
   finish_sums(cpu, sum_sq, out, [=](double sum) { return 1 / std::sqrt(sum / static_cast<double>(width) + eps); });
 }
 
+void mean_inv_std(Cpu& cpu, Matrix<const float> sum, Matrix<const float> sq_deviation, int64_t width, double eps,
+                  Vector<float> mean, Vector<float> inv_std) {
+  constexpr int64_t kSlot = 128;
+  const auto shape = [](const Matrix<const float>& x) { return std::to_string(x.rows) + "x" + std::to_string(x.cols); };
+  if (sum.rows != (width + kSlot - 1) / kSlot)
+    throw OperandError("sum", std::to_string(sum.rows) + " slots",
+                       "one for every 128 of " + std::to_string(width) + " columns");
+  if (sq_deviation.rows != sum.rows || sq_deviation.cols != sum.cols)
+    throw OperandError("sq_deviation", shape(sq_deviation), "the " + shape(sum) + " of sum");
+  if (mean.size != sum.cols)
+    throw OperandError("mean", std::to_string(mean.size) + " values", std::to_string(sum.cols));
+  if (inv_std.size != sum.cols)
+    throw OperandError("inv_std", std::to_string(inv_std.size) + " values", std::to_string(sum.cols));
+  cpu.parallel_for((sum.cols + kColumns - 1) / kColumns, [&](int64_t block, int) {
+    const int64_t first = block * kColumns, count = std::min(kColumns, sum.cols - first);
+    double means[kColumns] = {}, squares[kColumns] = {};
+    for (int64_t slot = 0; slot < sum.rows; ++slot)
+      for (int64_t i = 0; i < count; ++i) means[i] += static_cast<double>(sum(slot, first + i));
+    for (int64_t i = 0; i < count; ++i) means[i] /= static_cast<double>(width);
+    for (int64_t slot = 0; slot < sum.rows; ++slot) {
+      const double size = static_cast<double>(std::min(kSlot, width - slot * kSlot));
+      for (int64_t i = 0; i < count; ++i) {
+        const double off = static_cast<double>(sum(slot, first + i)) / size - means[i];
+        squares[i] += static_cast<double>(sq_deviation(slot, first + i)) + size * off * off;
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      mean[first + i] = static_cast<float>(means[i]);
+      inv_std[first + i] = static_cast<float>(1 / std::sqrt(squares[i] / static_cast<double>(width) + eps));
+    }
+  });
+}
+
 void mean_dot(Cpu& cpu, Matrix<const float> dot, int64_t width, Vector<float> out) {
   finish_sums(cpu, dot, out, [=](double sum) { return sum / static_cast<double>(width); });
 }

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "coda/error.h"
 #include "coda/gemm.h"
+#include "coda/loss.h"
 #include "coda/programs/norm.h"
 #include "embedding.h"
 #include "layer.h"
@@ -18,7 +19,6 @@
 #include "not_finite.h"
 #include "parameters.h"
 #include "rope.h"
-#include "vocabulary.h"
 
 namespace coda::llama {
 
@@ -27,7 +27,7 @@ namespace {
 void check_tokens(const Batch& batch, int64_t vocab) {
   const auto check_ids = [&](std::span<const int32_t> ids, const char* name, bool may_be_ignored) {
     for (size_t i = 0; i < ids.size(); ++i) {
-      const bool valid = (ids[i] >= 0 && ids[i] < vocab) || (may_be_ignored && ids[i] == kIgnored);
+      const bool valid = (ids[i] >= 0 && ids[i] < vocab) || (may_be_ignored && ids[i] == kIgnoreIndex);
       if (!valid)
         throw OperandError(
             fmt::format("{} of row {}", name, i), fmt::format("{}", ids[i]),
@@ -109,7 +109,7 @@ namespace {
 template <class E>
 struct Pass {
   Pass(const Config& config, int64_t tokens_, bool backward_)
-      : tokens(tokens_), backward(backward_), workspace(config, tokens_, backward_), vocabulary(config, tokens_) {
+      : tokens(tokens_), backward(backward_), workspace(config, tokens_, backward_) {
     // Without a backward pass two streams take turns and one tape serves every layer.
     for (int64_t l = 0; l < (backward ? config.layers + 1 : 2); ++l) {
       h.emplace_back(tokens, config.hidden);
@@ -137,7 +137,7 @@ struct Pass {
   std::vector<Buffer<float>> inv_rms;
   std::vector<LayerTape<E>> tapes;
   LayerWorkspace<E> workspace;
-  VocabularyWorkspace<E> vocabulary;
+  LinearCrossEntropy<E> loss;
   Buffer<E> d_h;
 };
 
@@ -201,8 +201,9 @@ double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
     layer_forward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l), p.workspace,
                      backward, p.stream(l + 1, m));
   const Stream<const E> last = p.stream(config.layers, m);
-  const Matrix<const E> lm_head = weights.matrix(parameters.lm_head());
-  if (!backward) return vocabulary_loss<E>(cpu, config, last, lm_head, targets, p.vocabulary);
+  const LinearHead<E> head{
+      .h = last.h, .inv_rms = last.inv_rms, .weight = weights.matrix(parameters.lm_head()), .label = targets};
+  if (!backward) return p.loss.forward(cpu, head, {.reduction = Reduction::sum}).sum;
 
   const bool add = gradients_started;
   gradients_started = true;
@@ -210,8 +211,11 @@ double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
   const Matrix<E> d_h = p.d_h.top(m);
   const Matrix<float> d_lm_head =
       config.tied ? parameters[Parameters::kEmbedding].folded_gradient.matrix() : gradient(parameters.lm_head());
-  const double loss = vocabulary_loss_backward<E>(cpu, config, last, lm_head, targets, static_cast<float>(1 / *divisor),
-                                                  p.vocabulary, d_h, d_lm_head, add);
+  const float one = 1;
+  const double loss = p.loss
+                          .forward_backward(cpu, head, {.reduction = Reduction::mean, .divisor = *divisor}, {&one, 1},
+                                            {.d_h = d_h, .d_weight = d_lm_head, .add = add})
+                          .sum;
   for (int64_t l = config.layers - 1; l >= 0; --l)
     layer_backward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l),
                       p.workspace, d_h,
@@ -269,7 +273,7 @@ class DecoderOf final : public Decoder::Impl {
       : model_(model), config_(model.config), caches_(static_cast<size_t>(config_.layers)), logits_(1, config_.vocab) {}
 
   std::span<const float> feed(std::span<const int32_t> tokens) override {
-    const std::vector<int32_t> ignored(tokens.size(), kIgnored);
+    const std::vector<int32_t> ignored(tokens.size(), kIgnoreIndex);
     const std::vector<int64_t> starts{0, static_cast<int64_t>(tokens.size())};
     if (tokens.empty()) throw UsageError("no tokens to continue; a context needs at least one");
     check_tokens({tokens, ignored, starts}, config_.vocab);

@@ -21,30 +21,24 @@ double llama3_stretched(double frequency, const RopeScaling& rope) {
 }  // namespace
 
 std::vector<float> rotary_frequencies(const Config& config) {
-  std::vector<float> frequencies;
-  for (int64_t i = 0; i < config.head_dim / 2; ++i) {
-    // Rounded to float before it is stretched, as there.
-    double f = static_cast<float>(
-        std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim)));
+  std::vector<float> frequencies = coda::rotary_frequencies(config.head_dim, config.head_dim, config.rope_theta);
+  for (float& frequency : frequencies) {
+    double f = static_cast<double>(frequency);
     if (config.rope.kind == RopeScaling::Kind::linear) f /= config.rope.factor;
     if (config.rope.kind == RopeScaling::Kind::llama3) f = llama3_stretched(f, config.rope);
-    frequencies.push_back(static_cast<float>(f));
+    frequency = static_cast<float>(f);
   }
   return frequencies;
 }
 
 RotaryTurns rotary_turns(const Config& config) {
   const std::vector<float> frequencies = rotary_frequencies(config);
-  RotaryTurns turns;
+  std::vector<float> radians;
   for (int64_t pair = 0; pair < config.qkv_width() / 2; ++pair) {
     const bool rotates = 2 * pair < config.query_width() + config.kv_width();
-    const double radians =
-        rotates ? static_cast<double>(frequencies[static_cast<size_t>(pair) % frequencies.size()]) : 0;
-    const double exact = radians / (2 * std::numbers::pi);
-    turns.high.push_back(static_cast<float>(exact));
-    turns.low.push_back(static_cast<float>(exact - static_cast<double>(turns.high.back())));
+    radians.push_back(rotates ? frequencies[static_cast<size_t>(pair) % frequencies.size()] : 0.f);
   }
-  return turns;
+  return to_turns(radians);
 }
 
 }  // namespace coda::llama

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "coda/rotary.h"
 #include "config.h"
 
 namespace coda::llama {
@@ -10,10 +11,7 @@ namespace coda::llama {
 /// float as Hugging Face's are.
 std::vector<float> rotary_frequencies(const Config& config);
 
-/// The same in turns per position for every pair of a qkv row, as two floats; 0 for the pairs of v.
-struct RotaryTurns {
-  std::vector<float> high, low;  // [qkv_width/2]
-};
+/// The same in turns per position for every pair of a qkv row, [qkv_width/2]; 0 for the pairs of v.
 RotaryTurns rotary_turns(const Config& config);
 
 }  // namespace coda::llama

@@ -13,6 +13,18 @@ struct GammaFolded {
 /// gamma is an operand of the epilogue, and x = h ⊙ gamma is stored beside h for the next product.
 struct GammaInEpilogue {
   static constexpr bool value = true;
+  template <class T>
+  static CODA_FN T weight(T gamma) {
+    return gamma;
+  }
+};
+/// The same where what is learnt is the weight's distance from 1 (Gemma): x = h ⊙ (1 + gamma). Folded, W̃ = W ⊙ (1 + gamma).
+struct GammaPlusOneInEpilogue {
+  static constexpr bool value = true;
+  template <class T>
+  static CODA_FN T weight(T gamma) {
+    return 1.f + gamma;
+  }
 };
 
 /// h = acc + residual: the residual stream, and the sum that its RMSNorm needs; the norm itself is applied one product later.
@@ -27,7 +39,7 @@ struct Residual {
   CODA_FN void operator()(Real<S> acc) {
     const auto sum = acc + residual;
     h = sum;
-    if constexpr (Gamma::value) x = sum * gamma;
+    if constexpr (Gamma::value) x = sum * Gamma::weight(Real<S>(gamma));
     sum_sq = sum * sum;
   }
 };
@@ -52,6 +64,7 @@ struct StreamEnds {
 
 /// acc = d_y' W̃ with d_y' = r ⊙ d_y, where y = r ⊙ (h W̃ᵀ):  d_h = acc − r²·s·h + d_residual,  s = (1/d) Σ d_y·y.
 /// With gamma in the epilogue acc = d_y' W, and  d_h = gamma ⊙ acc − r²·s·h + d_residual,  d_gamma = Σ_rows acc ⊙ h.
+/// d_residual joins after the norm's Jacobian: with d_y = 0 it comes through unchanged.
 template <class S = Tensors<bf16>, class Stream = StreamJoins, class Gamma = GammaFolded>
 struct RmsNormBackward {
   In<S, PerRow<float>> inv_rms;                    // [M]
@@ -65,7 +78,7 @@ struct RmsNormBackward {
   CODA_FN void operator()(Real<S> acc) {
     Real<S> d_x = acc;
     if constexpr (Gamma::value) {
-      d_x = acc * gamma;
+      d_x = acc * Gamma::weight(Real<S>(gamma));
       d_gamma = acc * h;
     }
     const auto d_norm = d_x - inv_rms * inv_rms * mean_dot * h;

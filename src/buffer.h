@@ -1,3 +1,4 @@
+// Memory of a matrix.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -5,7 +6,7 @@
 #include "coda/tensor.h"
 #include "cpu/memory.h"
 
-namespace coda::llama {
+namespace coda {
 
 /// A matrix that owns its memory. Not initialised.
 template <class T>
@@ -34,4 +35,4 @@ class Buffer {
   int64_t rows_ = 0, cols_ = 0;
 };
 
-}  // namespace coda::llama
+}  // namespace coda
