@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "verify/programs.h"
+
 namespace coda::cli {
 
 struct Command {
@@ -13,5 +15,7 @@ struct Command {
 Command train_command(CLI::App& coda);
 Command eval_command(CLI::App& coda);
 Command sample_command(CLI::App& coda);
+/// programs: those that there are, for as long as the command lives.
+Command verify_command(CLI::App& coda, const verify::Programs& programs);
 
 }  // namespace coda::cli

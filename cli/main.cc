@@ -39,7 +39,8 @@ int main(int argc, char** argv) {
       "Llama models on this machine: train one on a text, measure it, let it write.\n\n"
       "  coda train --data FILE                 train a small Llama on a text file\n"
       "  coda eval --model DIR --data FILE      its loss on a text, as JSON\n"
-      "  coda sample --model DIR --prompt TEXT  how it goes on from a text\n\n"
+      "  coda sample --model DIR --prompt TEXT  how it goes on from a text\n"
+      "  coda verify                            every program on every engine, against double precision\n\n"
       "`coda COMMAND --help` explains each. Models are folders in Hugging Face's layout, both ways.\n",
       "coda");
   app.set_version_flag("--version", fmt::format("coda {}", coda::train::kVersion));
@@ -49,7 +50,8 @@ int main(int argc, char** argv) {
   if (argc > 0) app.name(argv[0]);
 
   const std::vector<coda::cli::Command> commands = {coda::cli::train_command(app), coda::cli::eval_command(app),
-                                                    coda::cli::sample_command(app)};
+                                                    coda::cli::sample_command(app),
+                                                    coda::cli::verify_command(app, coda::verify::library())};
   // The description above lists them, a line each; their own are pages.
   for (const coda::cli::Command& command : commands) command.app->group("");
   try {

@@ -1,0 +1,102 @@
+// The programs that `coda verify` and the tests go through: one line each, in programs/*.cc.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "verify/case.h"
+#include "verify/row.h"
+
+namespace coda::verify {
+
+/// An output whose memory is an input's, of the same shape: a tile, or kMapped for the matrix that a map reads.
+struct InPlace {
+  std::string output, input;
+};
+
+/// Corrects what the oracle expects by what a run has stored: for a program that rounds inside, where two results are right.
+using Adjust = std::function<void(AnyCase& c, oracle::Outputs<Bounded>& expected)>;
+
+/// A program whose type is forgotten.
+struct Program {
+  std::string name;  // as it is written, without the side: RmsNormSwiGlu<bf16, DropGateUp>
+  std::span<const Field> fields;
+  bool pairs;  // its call operator takes pairs
+  std::vector<InPlace> in_place;
+  Adjust adjust;
+  std::function<std::unique_ptr<AnyCase>(int64_t m, int64_t n, Random& random, CaseOptions options)> make;
+
+  /// Whether name is this one, or without its angle brackets stands for it: RmsNormSwiGlu.
+  bool is_called(std::string_view wanted) const;
+  /// m × n accumulators, n rounded up to what the program needs.
+  std::unique_ptr<AnyCase> make_case(int64_t m, int64_t n, Random& random, CaseOptions options = {}) const;
+};
+
+/// The part of name in front of its angle brackets.
+std::string_view family(std::string_view name);
+
+namespace detail {
+/// From the compiler's spelling of a program's type.
+std::string program_name(std::string_view pretty_function);
+
+template <class P>
+std::string_view pretty() {
+  return __PRETTY_FUNCTION__;
+}
+}  // namespace detail
+
+template <class P>
+std::string name_of_program() {
+  return detail::program_name(detail::pretty<P>());
+}
+
+template <class P>
+Program make_program(std::vector<InPlace> in_place = {}, Adjust adjust = {}) {
+  static constexpr auto fields = describe<P>();
+  return {.name = name_of_program<P>(),
+          .fields = fields,
+          .pairs = takes_pairs<P>,
+          .in_place = std::move(in_place),
+          .adjust = std::move(adjust),
+          .make = [](int64_t m, int64_t n, Random& random, CaseOptions options) -> std::unique_ptr<AnyCase> {
+            return std::make_unique<Case<P>>(m, n, random, std::move(options));
+          }};
+}
+
+/// A backward program beside its forward program.
+struct Derivative {
+  std::string program, of;
+  std::function<std::vector<Row>(uint64_t seed)> verify;  // a row for each engine
+};
+
+class Programs {
+ public:
+  template <class P>
+  void add(std::vector<InPlace> in_place = {}, Adjust adjust = {}) {
+    list_.push_back(make_program<P>(std::move(in_place), std::move(adjust)));
+  }
+
+  void add_derivative(Derivative derivative) { derivatives_.push_back(std::move(derivative)); }
+
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+  size_t size() const { return list_.size(); }
+  const std::vector<Derivative>& derivatives() const { return derivatives_; }
+
+ private:
+  std::vector<Program> list_;
+  std::vector<Derivative> derivatives_;
+};
+
+/// Every program of include/coda/programs with its options, in float and in bf16, and the derivatives among them.
+const Programs& library();
+
+// Its parts, a file for each header.
+void add_store(Programs& programs);
+void add_norm(Programs& programs);
+void add_swiglu(Programs& programs);
+void add_rope(Programs& programs);
+void add_cross_entropy(Programs& programs);
+
+}  // namespace coda::verify
