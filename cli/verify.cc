@@ -26,15 +26,19 @@ using verify::Programs;
 using verify::Row;
 
 constexpr const char* kHelp =
-    "Runs every program of the library on every engine that this machine has, on operands of many sizes and strides, and holds "
+    "Runs every program of the library on every engine that this machine has, on operands of many sizes and strides, "
+    "and holds "
     "each element of each output to the program in double precision. Exits with 1 if anything is off.\n\n"
     "  coda verify                          everything, in less than a minute\n"
     "  coda verify SwiGluBackward           one program, with all its options and element types\n"
     "  coda verify 'Residual<bf16>'         exactly this one\n"
     "  coda verify --rounds 20 --seed 7     more random sizes, and others\n\n"
-    "The worst error is in units of the last place of the output's type (ulp), at the size of its element or, where terms cancel, "
-    "the root mean square of its output. What decides is each element's own bound, grown from the roundings that made it: the "
-    "largest share that an element took of its bound stands beside it. Then backward programs are held to the derivative of their "
+    "The worst error is in units of the last place of the output's type (ulp), at the size of its element or, where "
+    "terms cancel, "
+    "the root mean square of its output. What decides is each element's own bound, grown from the roundings that made "
+    "it: the "
+    "largest share that an element took of its bound stands beside it. Then backward programs are held to the "
+    "derivative of their "
     "forward programs, and all calls must leave the same bytes when they are repeated, on any number of threads.";
 
 struct Arguments {
@@ -59,8 +63,8 @@ void check_names(const Programs& programs, const std::vector<std::string>& names
   }
   for (const std::string& name : names)
     if (std::ranges::none_of(programs, [&](const Program& program) { return program.is_called(name); }))
-      throw UsageError(fmt::format("no program is called {}; there are {}, and with their options those of --list", name,
-                                   fmt::join(families, ", ")));
+      throw UsageError(fmt::format("no program is called {}; there are {}, and with their options those of --list",
+                                   name, fmt::join(families, ", ")));
 }
 
 std::string ulps(double x) {
@@ -76,7 +80,8 @@ class Table {
 
   void title(const char* text) { fmt::print("\n{}\n", text); }
   void add(const Row& row) {
-    std::string line = fmt::format("{:<{}}  {:<11}  {:<6}", row.program, width_, row.engine, row.passed() ? "pass" : "FAIL");
+    std::string line =
+        fmt::format("{:<{}}  {:<11}  {:<6}", row.program, width_, row.engine, row.passed() ? "pass" : "FAIL");
     if (row.check == Check::repetition) {
       line += fmt::format("  {} calls again", row.calls);
     } else {
@@ -110,7 +115,7 @@ nlohmann::ordered_json to_json(const Row& row) {
   if (!row.passed()) json["fault"] = row.fault;
   if (row.check != Check::repetition) {
     const verify::Deviation& worst = row.worst.by_ulps;
-    json["worst"] = {{"ulps", worst.ulps}, {"output", worst.output}, {"row", worst.row},   {"column", worst.col},
+    json["worst"] = {{"ulps", worst.ulps}, {"output", worst.output}, {"row", worst.row},      {"column", worst.col},
                      {"got", worst.got},   {"want", worst.want},     {"call", row.worst_call}};
     json["share_of_bound"] = row.worst.by_share.share;
   }
@@ -137,8 +142,8 @@ int run(const Arguments& arguments, const Programs& programs) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::string> engines;
   for (cpu::Isa isa : verify::instruction_sets()) engines.push_back(verify::engine_name(isa));
-  fmt::print("on {}, 1 and several threads; seed {}, {} random round{}\n", fmt::join(engines, ", "), arguments.plan.seed,
-             arguments.plan.rounds, arguments.plan.rounds == 1 ? "" : "s");
+  fmt::print("on {}, 1 and several threads; seed {}, {} random round{}\n", fmt::join(engines, ", "),
+             arguments.plan.seed, arguments.plan.rounds, arguments.plan.rounds == 1 ? "" : "s");
 
   Table table(programs);
   std::vector<Row> repetitions;
@@ -155,7 +160,8 @@ int run(const Arguments& arguments, const Programs& programs) {
   bool titled = false;
   for (const Derivative& derivative : programs.derivatives()) {
     if (!wanted(derivative.program, arguments.programs)) continue;
-    if (!titled) table.title("backward programs, against the derivative of their forward programs by dual numbers (vjp)");
+    if (!titled)
+      table.title("backward programs, against the derivative of their forward programs by dual numbers (vjp)");
     titled = true;
     for (const Row& row : derivative.verify(arguments.plan.seed)) table.add(row);
   }

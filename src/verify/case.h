@@ -73,8 +73,9 @@ enum class Order { plain, transposed };
 /// One element of an output, beside what it should be.
 struct Deviation {
   double share = 0;  // of what it may be off by; above 1 is wrong
-  double ulps = 0;   // |got - want| in units of the last place of the output's type, at want's size or the root mean square
-                     // of its output, whichever is larger: where terms cancel an element has no size of its own
+  double ulps =
+      0;  // |got - want| in units of the last place of the output's type, at want's size or the root mean square
+          // of its output, whichever is larger: where terms cancel an element has no size of its own
   std::string_view output;
   int64_t row = 0, col = 0;
   double got = 0, want = 0, allowed = 0;

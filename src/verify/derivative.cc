@@ -57,15 +57,17 @@ std::vector<Row> judge(AnyCase& c, oracle::Outputs<Bounded> expected, const Exac
       for (int64_t j = 0; j < right.cols; ++j) {
         double& value = output.value(i, j).value;
         if (!(std::fabs(value - right(i, j)) <= 1e-12 * largest) && wrong_formula.empty())
-          wrong_formula = fmt::format("the program's {} at row {}, column {} is {:.9g} in double, the derivative {:.9g}",
-                                      output.name, i, j, value, right(i, j));
+          wrong_formula =
+              fmt::format("the program's {} at row {}, column {} is {:.9g} in double, the derivative {:.9g}",
+                          output.name, i, j, value, right(i, j));
         value = right(i, j);
       }
   }
   std::vector<Row> rows;
   for (cpu::Isa isa : instruction_sets()) {
     const Chosen chosen(isa);
-    Row row{.check = Check::derivative, .program = program, .of = of, .engine = engine_name(isa), .fault = wrong_formula};
+    Row row{
+        .check = Check::derivative, .program = program, .of = of, .engine = engine_name(isa), .fault = wrong_formula};
     c.run(pool(1));
     row.take(c.compare(expected), fmt::format("map {}x{}", c.m(), c.n()));
     rows.push_back(std::move(row));

@@ -79,8 +79,7 @@ std::vector<Row> judge(AnyCase& c, oracle::Outputs<Bounded> expected, const Exac
 template <class Forward, class Backward>
 std::vector<Row> verify_derivative(Case<Backward>& c, const Exact& operands, const Exact& want) {
   write(c, operands);
-  auto expected =
-      oracle::apply<Bounded>(unrounded_accumulators(c, operands), c.program(), Unrounded(operands));
+  auto expected = oracle::apply<Bounded>(unrounded_accumulators(c, operands), c.program(), Unrounded(operands));
   return judge(c, std::move(expected), want, name_of_program<Backward>(), name_of_program<Forward>());
 }
 

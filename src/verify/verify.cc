@@ -121,7 +121,8 @@ class Trial {
         c.run(pool(n));
         ++repeated.calls;
         if (repeated.passed() && c.memory() != first)
-          repeated.fault = fmt::format("{}: on {} thread{} other bytes than at first on one", what, n, n > 1 ? "s" : "");
+          repeated.fault =
+              fmt::format("{}: on {} thread{} other bytes than at first on one", what, n, n > 1 ? "s" : "");
       }
     }
   }

@@ -58,11 +58,10 @@ std::vector<Row> verify_norm(uint64_t seed) {
                               oracle::AsStored<Slope>{});
     for (int64_t i = 0; i < kRows; ++i) want["d_h"](i, j) = slope_of_loss(by_h, i);
     if constexpr (Gamma::value) {
-      const auto by_gamma =
-          forward(moved_accumulators<Slope>(stream, [](int64_t, int64_t) { return false; }),
-                  [j](double value, std::string_view field, int64_t, int64_t col) {
-                    return field == "gamma" && col == j ? Slope::variable(value, 0) : Slope(value);
-                  });
+      const auto by_gamma = forward(moved_accumulators<Slope>(stream, [](int64_t, int64_t) { return false; }),
+                                    [j](double value, std::string_view field, int64_t, int64_t col) {
+                                      return field == "gamma" && col == j ? Slope::variable(value, 0) : Slope(value);
+                                    });
       for (int64_t i = 0; i < kRows; ++i) want["d_gamma"](i / 64, j) += slope_of_loss(by_gamma, i);
     }
   }

@@ -26,9 +26,9 @@ std::vector<Row> verify_swiglu(uint64_t seed) {
   for (int64_t i = 0; i < kRows; ++i)
     for (int64_t j = 0; j < 2 * kHidden; ++j) dot(j / 256, i) += d_acc(i, j) * forward.acc()(i, j).value;
   const auto z = values(forward);
-  return verify_derivative<Forward>(
-      backward, {{"inv_rms", elements_of(forward, "inv_rms")}, {"gate_up", z["gate_up"].value}},
-      {{"d_gate_up", d_acc}, {"y", z["y"].value}, {"dot_z", dot}});
+  return verify_derivative<Forward>(backward,
+                                    {{"inv_rms", elements_of(forward, "inv_rms")}, {"gate_up", z["gate_up"].value}},
+                                    {{"d_gate_up", d_acc}, {"y", z["y"].value}, {"dot_z", dot}});
 }
 
 template <class S>
