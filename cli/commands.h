@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-#include "verify/programs.h"
+namespace coda::verify {
+class Programs;
+}
 
 namespace coda::cli {
 

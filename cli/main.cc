@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "cpu/isa.h"
 #include "train/version.h"
+#include "verify/programs.h"
 
 namespace {
 

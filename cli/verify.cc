@@ -31,7 +31,7 @@ constexpr const char* kHelp =
     "each element of each output to the program in double precision. Exits with 1 if anything is off.\n\n"
     "  coda verify                          everything, in less than a minute\n"
     "  coda verify SwiGluBackward           one program, with all its options and element types\n"
-    "  coda verify 'Residual<bf16>'         exactly this one\n"
+    "  coda verify 'Residual<bf16>'         with all its options, in bf16\n"
     "  coda verify --rounds 20 --seed 7     more random sizes, and others\n\n"
     "The worst error is in units of the last place of the output's type (ulp), at the size of its element or, where "
     "terms cancel, "
@@ -49,9 +49,8 @@ struct Arguments {
 };
 
 bool wanted(const std::string& program, const std::vector<std::string>& names) {
-  return names.empty() || std::ranges::any_of(names, [&](const std::string& name) {
-           return name == program || name == verify::family(program);
-         });
+  return names.empty() ||
+         std::ranges::any_of(names, [&](const std::string& name) { return verify::stands_for(name, program); });
 }
 
 /// Throws UsageError for a name that no program has.
@@ -62,7 +61,7 @@ void check_names(const Programs& programs, const std::vector<std::string>& names
     if (std::ranges::find(families, family) == families.end()) families.push_back(family);
   }
   for (const std::string& name : names)
-    if (std::ranges::none_of(programs, [&](const Program& program) { return program.is_called(name); }))
+    if (std::ranges::none_of(programs, [&](const Program& program) { return verify::stands_for(name, program.name); }))
       throw UsageError(fmt::format("no program is called {}; there are {}, and with their options those of --list",
                                    name, fmt::join(families, ", ")));
 }

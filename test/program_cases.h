@@ -28,7 +28,8 @@ using verify::Storage;
 using verify::uniform;
 
 inline void expect_passed(const std::vector<verify::Row>& rows) {
-  for (const verify::Row& row : rows) EXPECT_TRUE(row.passed()) << row.program << " on " << row.engine << ": " << row.fault;
+  for (const verify::Row& row : rows)
+    EXPECT_TRUE(row.passed()) << row.program << " on " << row.engine << ": " << row.fault;
 }
 
 /// The outputs as the oracle has them. A test of a program that rounds inside replaces, after a run, what depends on how a
@@ -67,8 +68,7 @@ void check_products(uint64_t seed, const CaseOptions& options = {}, const Expect
 /// P over stored matrices, also with outputs in place.
 template <class P, class Expected = AsTheOracle>
 void check_maps(uint64_t seed, const CaseOptions& options = {}, const Expected& after_a_run = {}) {
-  expect_passed(
-      verify::verify(program_of<P>(options, after_a_run), {.seed = seed, .rounds = 0, .products = false}));
+  expect_passed(verify::verify(program_of<P>(options, after_a_run), {.seed = seed, .rounds = 0, .products = false}));
 }
 
 /// Makes the name of a program fit for the name of a test.

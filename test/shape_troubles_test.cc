@@ -32,19 +32,21 @@ class Dense {
     std::memset(static_cast<void*>(memory_.data()), 0xff, memory_.size() * sizeof(T));
     view_ = {memory_.data() + shift, rows, cols, std::max(stride, cols)};
   }
+  Dense(Dense&&) noexcept = default;  // the memory stays where it is
+
   /// Whole numbers from -3 to 3.
-  Dense& integers(uint32_t seed) {
+  Dense integers(uint32_t seed) && {
     for (int64_t i = 0; i < view_.rows; ++i)
       for (int64_t j = 0; j < view_.cols; ++j) {
         seed = seed * 1664525U + 1013904223U;
         view_(i, j) = T(static_cast<float>(static_cast<int>((seed >> 16U) % 7) - 3));
       }
-    return *this;
+    return std::move(*this);
   }
-  Dense& fill(float value) {
+  Dense fill(float value) && {
     for (int64_t i = 0; i < view_.rows; ++i)
       for (int64_t j = 0; j < view_.cols; ++j) view_(i, j) = T(value);
-    return *this;
+    return std::move(*this);
   }
 
   Matrix<T> view() const { return view_; }
@@ -111,10 +113,8 @@ void expect_loss_of_five_equal_logits() {
   int32_t label = 0;
   MaxSum slot{NAN, NAN};
   const Dense<E> relative(1, kV);
-  CrossEntropy<Tensors<E>, Keep> forward{.inv_rms = {&one, 1},
-                                         .label = {&label, 1},
-                                         .log_sum_exp = {&slot, 1, 1},
-                                         .label_logit = {&label_logit, 1, 1}};
+  CrossEntropy<Tensors<E>, Keep> forward{
+      .inv_rms = {&one, 1}, .label = {&label, 1}, .log_sum_exp = {&slot, 1, 1}, .label_logit = {&label_logit, 1, 1}};
   if constexpr (Keep::value) {
     forward.maxima = {&maximum, 1, 1};
     forward.relative_logits = relative.view();
@@ -238,14 +238,16 @@ TEST(Large, StridesPastTwoToThe31) {
 /// so it is refused by name, before anything is written, in every place where a matrix can stand; written out it gives the gradient.
 TEST(ExpandedUpstreamGradient, IsRefusedByName) {
   constexpr int64_t kM = 2 * 1024, kN = 256;
-  const auto ones = Dense<bf16>(1, kN).fill(1), h = Dense<bf16>(kM, kN).integers(5), weight = Dense<bf16>(kN, kN).integers(6);
+  const auto ones = Dense<bf16>(1, kN).fill(1), h = Dense<bf16>(kM, kN).integers(5),
+             weight = Dense<bf16>(kN, kN).integers(6);
   const Matrix<const bf16> expanded(&ones(0, 0), kM, kN, 0);
   const auto r = Dense<float>(1, kM).fill(0.5), s = Dense<float>(1, kM).fill(2);
   const Dense<bf16> d_h(kM, kN), d_w(kN, kN);
   RmsNormBackward<B> program{
       .inv_rms = {&r(0, 0), kM}, .mean_dot = {&s(0, 0), kM}, .h = h.view(), .d_residual = expanded, .d_h = d_h.view()};
   const std::string got = "of stride 0", needs = "at least its 256 columns";
-  expect_refused<OperandError>([&] { gemm(pool(1), h.read(), transpose(weight.read()), program); }, "d_residual", got, needs);
+  expect_refused<OperandError>([&] { gemm(pool(1), h.read(), transpose(weight.read()), program); }, "d_residual", got,
+                               needs);
   program.d_residual = h.view();
   expect_refused<OperandError>([&] { gemm(pool(1), expanded, transpose(weight.read()), program); }, "a", got, needs);
   expect_refused<OperandError>([&] { map(pool(1), expanded, program); }, "x", got, needs);
@@ -272,11 +274,8 @@ void expect_stream_gradient_is_added_last() {
   const auto h = Dense<E>(kM, kN).integers(7), g1 = Dense<E>(kM, kN).integers(8), acc = Dense<E>(kM, kN).integers(9);
   const auto r = Dense<float>(1, kM).fill(0.5), s = Dense<float>(1, kM).fill(4), zeros = Dense<float>(1, kM).fill(0);
   const Dense<E> d_h(kM, kN);
-  RmsNormBackward<Tensors<E>> program{.inv_rms = {&r(0, 0), kM},
-                                      .mean_dot = {&s(0, 0), kM},
-                                      .h = h.view(),
-                                      .d_residual = g1.view(),
-                                      .d_h = d_h.view()};
+  RmsNormBackward<Tensors<E>> program{
+      .inv_rms = {&r(0, 0), kM}, .mean_dot = {&s(0, 0), kM}, .h = h.view(), .d_residual = g1.view(), .d_h = d_h.view()};
   map(pool(1), acc.read(), program);
   for (int64_t i = 0; i < kM; ++i)
     for (int64_t j = 0; j < kN; ++j)
@@ -284,8 +283,7 @@ void expect_stream_gradient_is_added_last() {
   // No gradient through the norm: the stream's own, to the last bit.
   program.mean_dot = {&zeros(0, 0), kM};
   map(pool(1), Dense<E>(kM, kN).fill(0).read(), program);
-  for (int64_t i = 0; i < kM; ++i)
-    ASSERT_EQ(std::memcmp(&d_h(i, 0), &g1(i, 0), kN * sizeof(E)), 0) << "row " << i;
+  for (int64_t i = 0; i < kM; ++i) ASSERT_EQ(std::memcmp(&d_h(i, 0), &g1(i, 0), kN * sizeof(E)), 0) << "row " << i;
 }
 TEST(PreNormBackward, TheStreamsGradientIsAddedAfterTheJacobian) {
   expect_stream_gradient_is_added_last<float>();
@@ -341,7 +339,8 @@ TEST(RowsOffSixteenBytes, GiveTheSameNumbers) {
     for (int64_t n : {64, 12})
       for (int64_t shift : {0, 1}) {
         const auto a = Dense<bf16>(64, 64, 65, shift).integers(16), b = Dense<bf16>(n, 64, 65, shift).integers(17),
-                   turned = Dense<bf16>(64, n, n + 1, shift).integers(18), h = Dense<bf16>(64, n, 65, shift).integers(19);
+                   turned = Dense<bf16>(64, n, n + 1, shift).integers(18),
+                   h = Dense<bf16>(64, n, 65, shift).integers(19);
         const Dense<bf16> out(64, n, 65, shift);
         gemm(pool(2), a.read(), b.read(), Store<B>{.out = out.view()});
         expect_product(out.view(), a.read(), b.read());
@@ -361,7 +360,8 @@ TEST(RowsOffSixteenBytes, GiveTheSameNumbers) {
 
 TEST(EmptyProblems, GiveWhatIsLeft) {
   constexpr int64_t kM = 6, kN = 20;
-  const auto a = Dense<float>(kM, 8).integers(20), b = Dense<float>(kN, 8).integers(21), h = Dense<float>(kM, kN).integers(22);
+  const auto a = Dense<float>(kM, 8).integers(20), b = Dense<float>(kN, 8).integers(21),
+             h = Dense<float>(kM, kN).integers(22);
   // No tokens: nothing to write, and no fault. No outputs: the same.
   const Dense<float> none(0, kN), out(kM, kN);
   gemm(pool(2), a.read().row_range(0, 0), b.read(), Store<F>{.out = none.view()});

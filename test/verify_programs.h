@@ -8,7 +8,9 @@ namespace coda::test {
 
 /// Whether the mathematics runs on an engine; the oracle's numbers know their error, or their slope.
 template <class S>
-inline constexpr bool on_an_engine = !requires(Real<S> x) { x.error; };
+inline constexpr bool on_an_engine = !requires(Real<S> x) {
+  x.error;
+};
 
 /// 1 % too large on an engine.
 template <class S = Tensors<bf16>>

@@ -21,13 +21,24 @@ using B = Tensors<bf16>;
 using verify::Check;
 using verify::Row;
 
-TEST(ProgramNames, AreWrittenWithoutTheSide) {
-  EXPECT_EQ(verify::name_of_program<Store<F>>(), "Store<float>");
+TEST(ProgramNames, HaveTheElementTypeAndAllOptions) {
+  EXPECT_EQ(verify::name_of_program<RmsNorm<F>>(), "RmsNorm<float>");
+  EXPECT_EQ(verify::name_of_program<RmsNormSwiGlu<F>>(), "RmsNormSwiGlu<float, KeepGateUp>");
   EXPECT_EQ((verify::name_of_program<Store<B, float>>()), "Store<bf16, float>");
   EXPECT_EQ((verify::name_of_program<RmsNormSwiGlu<B, DropGateUp>>()), "RmsNormSwiGlu<bf16, DropGateUp>");
   EXPECT_EQ((verify::name_of_program<RmsNormBackward<F, StreamEnds, GammaInEpilogue>>()),
             "RmsNormBackward<float, StreamEnds, GammaInEpilogue>");
   EXPECT_EQ(verify::name_of_program<TooLarge<B>>(), "TooLarge<bf16>");
+}
+
+TEST(ProgramNames, StandForAllOptionsThatTheyLeaveOut) {
+  const std::string name = "RmsNormBackward<float, StreamEnds, GammaFolded>";
+  for (const char* wanted :
+       {"RmsNormBackward", "RmsNormBackward<float>", "RmsNormBackward<float, StreamEnds>", name.c_str()})
+    EXPECT_TRUE(verify::stands_for(wanted, name)) << wanted;
+  for (const char* wanted : {"", "RmsNorm", "RmsNormBackward<bf16>", "RmsNormBackward<float", "RmsNormBackward<>",
+                             "RmsNormBackward<float, Stream>"})
+    EXPECT_FALSE(verify::stands_for(wanted, name)) << wanted;
 }
 
 TEST(ProgramNames, AreEachOnce) {
@@ -118,7 +129,8 @@ TEST(Derivative, NoticesAnotherDerivative) {
   oracle::Grid<double> want(kRows, kCols);
   for (int64_t i = 0; i < kRows; ++i)
     for (int64_t j = 0; j < kCols; ++j) want(i, j) = operands.at("inv_rms")(0, i) * operands.at(kMapped)(i, j);
-  for (const Row& row : verify::verify_derivative<RmsNorm<F>>(backward, operands, {{"y", want}})) EXPECT_TRUE(row.passed());
+  for (const Row& row : verify::verify_derivative<RmsNorm<F>>(backward, operands, {{"y", want}}))
+    EXPECT_TRUE(row.passed());
   want(1, 2) *= 1 + 1e-6;
   for (const Row& row : verify::verify_derivative<RmsNorm<F>>(backward, operands, {{"y", want}})) {
     EXPECT_NE(row.fault.find("y at row 1, column 2"), std::string::npos) << row.fault;

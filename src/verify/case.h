@@ -58,7 +58,6 @@ class Storage {
   size_t byte_of(int64_t i, int64_t j) const {
     return offset_ + static_cast<size_t>((i * stride_ + j) * element_bytes_);
   }
-  bool inside(size_t byte) const;
 
   std::string name_;
   int64_t rows_, cols_, stride_, element_bytes_;
@@ -142,8 +141,9 @@ class AnyCase {
   /// Sets a Scalar or a plain number; what it was before.
   virtual double set_number(std::string_view name, double value) = 0;
 
-  Comparison compare(const oracle::Outputs<Bounded>& expected);
-  Comparison compare(const oracle::Output<Bounded>& output);
+  /// What the last run has stored beside expected. The unit of ulps is an output's own type's unless one is given.
+  Comparison compare(const oracle::Outputs<Bounded>& expected, std::optional<ElementType> unit = {});
+  Comparison compare(const oracle::Output<Bounded>& output, std::optional<ElementType> unit = {});
   /// An input, or memory outside an output, that was written; in words.
   std::optional<std::string> trespass() const;
 

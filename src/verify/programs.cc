@@ -19,8 +19,11 @@ std::string_view family(std::string_view name) {
   return name.substr(0, name.find('<'));
 }
 
-bool Program::is_called(std::string_view wanted) const {
-  return wanted == name || wanted == family(name);
+bool stands_for(std::string_view wanted, std::string_view name) {
+  if (wanted == name || wanted == family(name)) return true;
+  if (!wanted.ends_with('>')) return false;
+  wanted.remove_suffix(1);
+  return name.starts_with(wanted) && name.substr(wanted.size()).starts_with(", ");
 }
 
 std::unique_ptr<AnyCase> Program::make_case(int64_t m, int64_t n, Random& random, CaseOptions options) const {

@@ -20,21 +20,21 @@ using Adjust = std::function<void(AnyCase& c, oracle::Outputs<Bounded>& expected
 
 /// A program whose type is forgotten.
 struct Program {
-  std::string name;  // as it is written, without the side: RmsNormSwiGlu<bf16, DropGateUp>
+  std::string name;  // element type and all options: RmsNormSwiGlu<bf16, DropGateUp>
   std::span<const Field> fields;
   bool pairs;  // its call operator takes pairs
   std::vector<InPlace> in_place;
   Adjust adjust;
   std::function<std::unique_ptr<AnyCase>(int64_t m, int64_t n, Random& random, CaseOptions options)> make;
 
-  /// Whether name is this one, or without its angle brackets stands for it: RmsNormSwiGlu.
-  bool is_called(std::string_view wanted) const;
   /// m × n accumulators, n rounded up to what the program needs.
   std::unique_ptr<AnyCase> make_case(int64_t m, int64_t n, Random& random, CaseOptions options = {}) const;
 };
 
 /// The part of name in front of its angle brackets.
 std::string_view family(std::string_view name);
+/// Whether wanted stands for the program of this name: all of it, or without its last options, or without any.
+bool stands_for(std::string_view wanted, std::string_view name);
 
 namespace detail {
 /// From the compiler's spelling of a program's type.

@@ -22,7 +22,7 @@ struct Row {
   std::string engine;      // "cpu avx2"
   int64_t calls = 0;       // of a repetition, all of them
   Comparison worst;        // of all calls
-  std::string worst_call;  // where worst.by_ulps was: "65x144x257 TN, a bf16, b float"
+  std::string worst_call;  // where worst.by_ulps was: "65x144x257 TN, bf16 · float"
   std::string fault;       // the first thing that was wrong, in words; empty: the row passed
 
   bool passed() const { return fault.empty(); }

@@ -90,13 +90,13 @@ class Trial {
     const auto [a, b] = kMixtures[mixture];
     const auto c = program_.make_case(size.m, size.n, random_, options);
     c->product(a, b, size.k, form.a, form.b);
-    call(*c, fmt::format("{}x{}x{} {}, a {}, b {}{}", c->m(), c->n(), size.k, form.name, name_of(a), name_of(b),
+    call(*c, fmt::format("{}x{}x{} {}, {} · {}{}", c->m(), c->n(), size.k, form.name, name_of(a), name_of(b),
                          text(options)));
   }
   void map(const Size& size, ElementType x, const CaseOptions& options) {
     const auto c = program_.make_case(size.m, size.n, random_, options);
     c->map(x);
-    call(*c, fmt::format("map {}x{}, x {}{}", c->m(), c->n(), name_of(x), text(options)));
+    call(*c, fmt::format("map {}x{}, {}{}", c->m(), c->n(), name_of(x), text(options)));
   }
   static std::string text(const CaseOptions& options) {
     std::string words;
@@ -117,7 +117,7 @@ class Trial {
       judged.take(c.compare(expected), what);
       if (const auto trespass = c.trespass(); trespass && judged.passed()) judged.fault = what + ": " + *trespass;
       const std::vector<std::byte> first = c.memory();
-      for (int n : {1, threads, threads}) {
+      for (int n : {1, threads}) {
         c.run(pool(n));
         ++repeated.calls;
         if (repeated.passed() && c.memory() != first)
