@@ -37,18 +37,31 @@ std::string_view family(std::string_view name);
 bool stands_for(std::string_view wanted, std::string_view name);
 
 namespace detail {
-/// From the compiler's spelling of a program's type.
-std::string program_name(std::string_view pretty_function);
+/// Of a type's name as the compiler spells it in __PRETTY_FUNCTION__, the part behind its namespaces and in front of its arguments.
+std::string plain_name(std::string_view pretty_function);
+
+template <class T>
+std::string type_name() {
+  return plain_name(__PRETTY_FUNCTION__);
+}
 
 template <class P>
-std::string_view pretty() {
-  return __PRETTY_FUNCTION__;
-}
+struct ProgramName;
+template <template <class, class...> class P, class E, class... Options>
+struct ProgramName<P<Tensors<E>, Options...>> {
+  // Put together here: whether the compiler spells default arguments depends on where it is asked.
+  static std::string get() {
+    std::string name = type_name<P<Tensors<E>, Options...>>() + "<" + type_name<E>();
+    ((name += ", " + type_name<Options>()), ...);
+    return name + ">";
+  }
+};
 }  // namespace detail
 
+/// Element type and all options: RmsNormSwiGlu<bf16, DropGateUp>.
 template <class P>
 std::string name_of_program() {
-  return detail::program_name(detail::pretty<P>());
+  return detail::ProgramName<P>::get();
 }
 
 template <class P>
