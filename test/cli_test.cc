@@ -162,7 +162,7 @@ TEST_F(CliTest, VerifiesAProgramByName) {
        {"RmsNormSwiGlu<bf16, DropGateUp>", "SwiGluBackward<float>", "cpu generic", " ulp ", " rows passed"})
     EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;
   EXPECT_EQ(result.out.find("FAIL"), std::string::npos) << result.out;
-  EXPECT_EQ(result.out.find("RmsNormSwiGlu<float"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("\nRmsNormSwiGlu<float"), std::string::npos) << result.out;
   const auto rows = nlohmann::json::parse(std::ifstream(dir_ / "rows.json"));
   std::map<std::string, int> checks;
   for (const auto& row : rows) {
