@@ -46,7 +46,7 @@ template <class P, class Expected>
 verify::Program program_of(const CaseOptions& options, const Expected& after_a_run) {
   std::vector<verify::InPlace> in_place;
   for (const auto& [output, input] : options.in_place) in_place.push_back({output, input});
-  return verify::make_program<P>(std::move(in_place), [after_a_run](AnyCase& c, oracle::Outputs<Bounded>& expected) {
+  return verify::make_program<P>(in_place, [after_a_run](AnyCase& c, oracle::Outputs<Bounded>& expected) {
     after_a_run(static_cast<Case<P>&>(c), expected);
   });
 }

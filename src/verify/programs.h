@@ -65,13 +65,13 @@ std::string name_of_program() {
 }
 
 template <class P>
-Program make_program(std::vector<InPlace> in_place = {}, Adjust adjust = {}) {
+Program make_program(const std::vector<InPlace>& in_place = {}, const Adjust& adjust = {}) {
   static constexpr auto fields = describe<P>();
   return {.name = name_of_program<P>(),
           .fields = fields,
           .pairs = takes_pairs<P>,
-          .in_place = std::move(in_place),
-          .adjust = std::move(adjust),
+          .in_place = in_place,
+          .adjust = adjust,
           .make = [](int64_t m, int64_t n, Random& random, CaseOptions options) -> std::unique_ptr<AnyCase> {
             return std::make_unique<Case<P>>(m, n, random, std::move(options));
           }};
@@ -86,8 +86,8 @@ struct Derivative {
 class Programs {
  public:
   template <class P>
-  void add(std::vector<InPlace> in_place = {}, Adjust adjust = {}) {
-    list_.push_back(make_program<P>(std::move(in_place), std::move(adjust)));
+  void add(const std::vector<InPlace>& in_place = {}, const Adjust& adjust = {}) {
+    list_.push_back(make_program<P>(in_place, adjust));
   }
 
   void add_derivative(Derivative derivative) { derivatives_.push_back(std::move(derivative)); }
