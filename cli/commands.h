@@ -3,6 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+namespace coda::verify {
+class Programs;
+}
+
 namespace coda::cli {
 
 struct Command {
@@ -15,5 +19,7 @@ Command eval_command(CLI::App& coda);
 Command sample_command(CLI::App& coda);
 Command bench_command(CLI::App& coda);
 Command explain_command(CLI::App& coda);
+/// programs: those that there are, for as long as the command lives.
+Command verify_command(CLI::App& coda, const verify::Programs& programs);
 
 }  // namespace coda::cli

@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "cpu/isa.h"
 #include "train/version.h"
+#include "verify/programs.h"
 
 namespace {
 
@@ -41,7 +42,8 @@ int main(int argc, char** argv) {
       "  coda eval --model DIR --data FILE      its loss on a text, as JSON\n"
       "  coda sample --model DIR --prompt TEXT  how it goes on from a text\n"
       "  coda bench                             how fast its products are beside a library's\n"
-      "  coda explain [PROGRAM]                 what a program moves and computes, or a block of them\n\n"
+      "  coda explain [PROGRAM]                 what a program moves and computes, or a block of them\n"
+      "  coda verify                            every program on every engine, against double precision\n\n"
       "`coda COMMAND --help` explains each. Models are folders in Hugging Face's layout, both ways.\n",
       "coda");
   app.set_version_flag("--version", fmt::format("coda {}", coda::train::kVersion));
@@ -50,9 +52,10 @@ int main(int argc, char** argv) {
   // The program's name as it was called: what the commands tell the user to type has to work.
   if (argc > 0) app.name(argv[0]);
 
-  const std::vector<coda::cli::Command> commands = {coda::cli::train_command(app), coda::cli::eval_command(app),
-                                                    coda::cli::sample_command(app), coda::cli::bench_command(app),
-                                                    coda::cli::explain_command(app)};
+  const std::vector<coda::cli::Command> commands = {
+      coda::cli::train_command(app),   coda::cli::eval_command(app),
+      coda::cli::sample_command(app),  coda::cli::bench_command(app),
+      coda::cli::explain_command(app), coda::cli::verify_command(app, coda::verify::library())};
   // The description above lists them, a line each; their own are pages.
   for (const coda::cli::Command& command : commands) command.app->group("");
   try {

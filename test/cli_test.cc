@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -66,8 +67,8 @@ class CliTest : public ::testing::Test {
 };
 
 TEST_F(CliTest, HelpAndVersion) {
-  for (const char* arguments :
-       {"--help", "train --help", "eval --help", "sample --help", "explain --help", "explain block --help"}) {
+  for (const char* arguments : {"--help", "train --help", "eval --help", "sample --help", "explain --help",
+                                "explain block --help", "verify --help", "bench --help"}) {
     const Result result = coda(arguments);
     EXPECT_EQ(result.code, 0) << arguments;
     EXPECT_NE(result.out.find("coda "), std::string::npos);
@@ -193,6 +194,40 @@ TEST_F(CliTest, IdsInIdsOut) {
   expect_refused("sample --model run --prompt hello", 2, "ids");
   expect_refused("sample --model run --prompt 50", 2, "vocabulary is 50");
   expect_refused("sample --model run", 2, "--prompt is empty");
+}
+
+TEST_F(CliTest, VerifiesAProgramByName) {
+  const Result result = coda("verify 'RmsNormSwiGlu<bf16, DropGateUp>' SwiGluBackward --rounds 0 --json rows.json");
+  EXPECT_EQ(result.code, 0) << result.out;
+  EXPECT_EQ(result.error, "");
+  for (const char* part :
+       {"RmsNormSwiGlu<bf16, DropGateUp>", "SwiGluBackward<float>", "cpu generic", " ulp ", " rows passed"})
+    EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;
+  EXPECT_EQ(result.out.find("FAIL"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("\nRmsNormSwiGlu<float"), std::string::npos) << result.out;
+  const auto rows = nlohmann::json::parse(std::ifstream(dir_ / "rows.json"));
+  std::map<std::string, int> checks;
+  for (const auto& row : rows) {
+    ++checks[row.at("check").get<std::string>()];
+    EXPECT_TRUE(row.at("passed").get<bool>()) << row;
+    EXPECT_GT(row.at("calls").get<int>(), 0) << row;
+    if (row.at("check") == "repetition") continue;
+    EXPECT_GT(row.at("worst").at("ulps").get<double>(), 0) << row;
+    EXPECT_LE(row.at("share_of_bound").get<double>(), 1) << row;
+  }
+  // Three programs, two of them with a derivative, on each engine.
+  EXPECT_EQ(checks["oracle"], checks["repetition"]);
+  EXPECT_EQ(checks["oracle"] * 2, checks["derivative"] * 3);
+}
+
+TEST_F(CliTest, VerifiesWhatThereIs) {
+  const Result list = coda("verify --list");
+  EXPECT_EQ(list.code, 0);
+  for (const char* part : {"RmsNorm<float>\n", "CrossEntropyBackward<bf16, RecomputeLogits>\n"})
+    EXPECT_NE(list.out.find(part), std::string::npos) << part;
+  expect_refused("verify Sotre", 2, "no program is called Sotre; there are Store, ");
+  expect_refused("verify --rounds -1", 2, "--rounds");
+  expect_refused("verify Store --rounds 0 --json absent/rows.json", 1, "absent/rows.json: cannot be written");
 }
 
 TEST_F(CliTest, ASignalStopsSavesAndSaysHowToGoOn) {

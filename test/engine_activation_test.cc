@@ -7,29 +7,6 @@ namespace coda::test {
 namespace {
 
 using F = Tensors<float>;
-using B = Tensors<bf16>;
-
-template <class P>
-class Activations : public testing::Test {};
-using Programs = testing::Types<
-    Activated<F, SquaredRelu>, Activated<B, SquaredRelu>, Activated<F, GeluErf, NoNormInFront, WithBias>,
-    Activated<B, GeluErf, NoNormInFront, WithBias>, Activated<F, GeluTanh, NormInFront, WithBias, DropInput>,
-    Activated<B, GeluTanh, NormInFront, WithBias, DropInput>, ActivatedBackward<F, SquaredRelu>,
-    ActivatedBackward<B, SquaredRelu>, ActivatedBackward<F, GeluErf, NoNormInFront, WithBias>,
-    ActivatedBackward<B, GeluErf, NoNormInFront, WithBias>, ActivatedBackward<F, GeluTanh, NormInFront, WithBias>,
-    ActivatedBackward<B, GeluTanh, NormInFront, WithBias>>;
-TYPED_TEST_SUITE(Activations, Programs);
-
-TYPED_TEST(Activations, Products) {
-  check_products<TypeParam>(seed_of<TypeParam>());
-}
-TYPED_TEST(Activations, Maps) {
-  check_maps<TypeParam>(seed_of<TypeParam>());
-}
-
-TEST(ActivationInPlace, TheGradientOverwritesTheInput) {
-  check_products<ActivatedBackward<F, SquaredRelu>>(3, {.in_place = {{"d_z", "z"}}});
-}
 
 /// With L = Σ d_y·y: d_z is dL/dacc, d_bias dL/dbias, dot_z = Σ dL/dacc · acc.
 template <class Function, class Norm, class Bias>

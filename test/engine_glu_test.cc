@@ -7,30 +7,6 @@ namespace coda::test {
 namespace {
 
 using F = Tensors<float>;
-using B = Tensors<bf16>;
-
-template <class P>
-class Glu : public testing::Test {};
-using Programs =
-    testing::Types<RmsNormSwiGlu<F>, RmsNormSwiGlu<B>, RmsNormSwiGlu<F, DropGateUp>, RmsNormSwiGlu<B, DropGateUp>,
-                   SwiGluBackward<F>, SwiGluBackward<B>, RmsNormGlu<F, GegluErf>, RmsNormGlu<B, GegluErf>,
-                   RmsNormGlu<F, GegluTanh>, RmsNormGlu<B, GegluTanh>, RmsNormGlu<F, SwigluClamped>,
-                   RmsNormGlu<B, SwigluClamped>, GluBackward<F, GegluErf>, GluBackward<B, GegluErf>,
-                   GluBackward<F, GegluTanh>, GluBackward<B, GegluTanh>, GluBackward<F, SwigluClamped>,
-                   GluBackward<B, SwigluClamped>>;
-TYPED_TEST_SUITE(Glu, Programs);
-
-TYPED_TEST(Glu, Products) {
-  check_products<TypeParam>(seed_of<TypeParam>());
-}
-TYPED_TEST(Glu, Maps) {
-  check_maps<TypeParam>(seed_of<TypeParam>());
-}
-
-TEST(GluInPlace, TheGradientOverwritesGateAndUp) {
-  check_products<SwiGluBackward<F>>(3, {.in_place = {{"d_gate_up", "gate_up"}}});
-  check_products<SwiGluBackward<B>>(4, {.in_place = {{"d_gate_up", "gate_up"}}});
-}
 
 /// d_gate_up is dL/dacc of the forward program, L = Σ d_y·y: move the accumulators a little and see. dot_z is their product
 /// with gate_up, before inv_rms.

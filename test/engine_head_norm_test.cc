@@ -7,29 +7,6 @@ namespace coda::test {
 namespace {
 
 using F = Tensors<float>;
-using B = Tensors<bf16>;
-
-template <class P>
-class HeadNormRope_ : public testing::Test {};
-using Programs =
-    testing::Types<HeadNormRope<F, HeadWidth<64>>, HeadNormRope<B, HeadWidth<64>>, HeadNormRope<F, HeadWidth<128>>,
-                   HeadNormRope<B, HeadWidth<128>>, HeadNormRope<F, HeadWidth<128>, DropUnnormed>,
-                   HeadNormRope<B, HeadWidth<128>, DropUnnormed>, HeadNormRopeBackward<F, HeadWidth<64>>,
-                   HeadNormRopeBackward<B, HeadWidth<64>>, HeadNormRopeBackward<F, HeadWidth<128>>,
-                   HeadNormRopeBackward<B, HeadWidth<128>>>;
-TYPED_TEST_SUITE(HeadNormRope_, Programs);
-
-TYPED_TEST(HeadNormRope_, Products) {
-  check_products<TypeParam>(seed_of<TypeParam>());
-}
-TYPED_TEST(HeadNormRope_, Maps) {
-  check_maps<TypeParam>(seed_of<TypeParam>());
-}
-
-TEST(HeadNormInPlace, TheGradientOverwritesTheMatrixOfTheMap) {
-  check_maps<HeadNormRopeBackward<F, HeadWidth<64>>>(3, {.in_place = {{"d_qkv", kMapped}}}, AsTheOracle{},
-                                                     InPlaceOf<float>{});
-}
 
 /// A derivative by one element of gamma.
 struct MovesGamma {

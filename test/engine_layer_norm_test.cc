@@ -8,27 +8,6 @@ namespace coda::test {
 namespace {
 
 using F = Tensors<float>;
-using B = Tensors<bf16>;
-
-template <class P>
-class LayerNorm_ : public testing::Test {};
-using Programs =
-    testing::Types<ResidualMoments<F>, ResidualMoments<B>, LayerNorm<F>, LayerNorm<B>, LayerNormUpstream<F>,
-                   LayerNormUpstream<B>, LayerNormBackward<F>, LayerNormBackward<B>, LayerNormBackward<F, StreamEnds>,
-                   LayerNormBackward<B, StreamEnds>, CentredWeightGradient<F>>;
-TYPED_TEST_SUITE(LayerNorm_, Programs);
-
-TYPED_TEST(LayerNorm_, Products) {
-  check_products<TypeParam>(seed_of<TypeParam>());
-}
-TYPED_TEST(LayerNorm_, Maps) {
-  check_maps<TypeParam>(seed_of<TypeParam>());
-}
-
-TEST(LayerNormInPlace, TheStreamOverwritesTheResidual) {
-  check_products<ResidualMoments<F>>(3, {.in_place = {{"h", "residual"}}});
-  check_products<LayerNormBackward<B>>(4, {.in_place = {{"d_h", "d_residual"}}});
-}
 
 // ---- y = ((h − μ)·r ⊙ gamma + beta) Wᵀ + b, h = x + residual
 

@@ -37,21 +37,24 @@ void expect_refused(Call call, const std::string& part) {
 TEST(ExplainProgram, IsFoundByItsSpelling) {
   EXPECT_EQ(find_program("RmsNormSwiGlu").spelling(), "RmsNormSwiGlu<bf16>");
   EXPECT_EQ(find_program("RmsNormSwiGlu<bf16, KeepGateUp>").spelling(), "RmsNormSwiGlu<bf16>");
-  EXPECT_EQ(find_program("RmsNormSwiGlu<DropGateUp>").spelling(), "RmsNormSwiGlu<bf16, DropGateUp>");
+  EXPECT_EQ(find_program("RmsNormSwiGlu<DropGateUp>").spelling(), "RmsNormGlu<bf16, Swiglu, DropGateUp>");
   EXPECT_EQ(find_program("coda::RmsNormSwiGlu<coda::Tensors<float>, coda::DropGateUp>").spelling(),
-            "RmsNormSwiGlu<float, DropGateUp>");
+            "RmsNormGlu<float, Swiglu, DropGateUp>");
+  EXPECT_EQ(&find_program("RmsNormSwiGlu<float>"), &find_program("RmsNormGlu<float, Swiglu, KeepGateUp>"));
+  EXPECT_EQ(&find_program("SwiGluBackward"), &find_program("GluBackward<bf16>"));
   EXPECT_EQ(find_program("Store<bf16, float>").spelling(), "Store<bf16, float>");
   EXPECT_EQ(find_program("Store<float>").spelling(), "Store<float>");
   EXPECT_EQ(find_program("RmsNormBackward<bf16, StreamEnds>").spelling(), "RmsNormBackward<bf16, StreamEnds>");
   for (const Program& program : programs()) EXPECT_EQ(&find_program(program.spelling()), &program);
 
-  expect_refused([] { find_program("RmsNormSwigl"); }, "Residual, RmsNorm, RmsNormBackward, RmsNormSwiGlu");
-  expect_refused([] { find_program("RmsNormSwiGlu<bf16, Keep>"); }, "RmsNormSwiGlu<bf16, DropGateUp>");
-  expect_refused([] { find_program("RmsNormSwiGlu<bf16"); }, "RmsNormSwiGlu<bf16>");
+  expect_refused([] { find_program("RmsNormSwigl"); }, "Residual, RmsNorm, RmsNormBackward, RmsNormGlu");
+  expect_refused([] { find_program("RmsNormSwiGlu<bf16, Keep>"); }, "RmsNormGlu<bf16, Swiglu, DropGateUp>");
+  expect_refused([] { find_program("RmsNormGlu<bf16"); }, "RmsNormGlu<bf16>");
   expect_refused([] { find_program("RmsNorm<bf16, KeepGateUp>"); }, "it needs one of RmsNorm<bf16>, RmsNorm<float>");
 }
 
-/// What is compiled can be explained: every CODA_PROGRAM line of src/kernels names an entry of its own.
+/// What is compiled can be explained: every CODA_PROGRAM line of src/kernels names a program (those of macros are not looked at), and
+/// what is listed but not compiled does not link.
 TEST(ExplainProgram, KnowsEveryProgramThatIsCompiled) {
   const char* root = std::getenv("CODA_SOURCE_DIR");
   ASSERT_NE(root, nullptr) << "ctest sets it";
@@ -64,8 +67,7 @@ TEST(ExplainProgram, KnowsEveryProgramThatIsCompiled) {
         found.insert(&find_program(match.str(1)));
     }
   }
-  EXPECT_EQ(found.size(), programs().size());
-  EXPECT_GE(found.size(), 37u);
+  EXPECT_GE(found.size(), 60u);
 }
 
 TEST(ExplainProgram, SaysWhatDescribeSays) {

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "bounded.h"
 #include "coda/gemm.h"
 #include "coda/isa.h"
 #include "coda/program.h"
@@ -23,9 +22,13 @@
 #include "cpu/isa.h"
 #include "language_lanes.h"
 #include "oracle/oracle.h"
+#include "verify/bounded.h"
 
 namespace coda::test {
 namespace {
+
+using verify::kFunctionError;
+using verify::kRotationError;
 
 // ---- describe
 

@@ -4,62 +4,72 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "coda/error.h"
-#include "coda/gemm.h"
-#include "coda/programs/cross_entropy.h"
-#include "coda/programs/norm.h"
-#include "coda/programs/rope.h"
-#include "coda/programs/store.h"
-#include "coda/programs/swiglu.h"
+#include "verify/programs.h"
 
 namespace coda::explain {
 namespace {
 
-template <class P>
-Program entry(const char* name, const std::vector<std::string>& options, const char* formula) {
-  constexpr auto fields = describe<P>();
-  constexpr auto numbers = std::make_integer_sequence<int, static_cast<int>(fields.size())>{};
-  return {.name = name,
-          .element = detail::element_type<Activation, detail::element_of<P>>(),
-          .options = options,
-          .formula = formula,
-          .fields = {fields.begin(), fields.end()},
-          .pairs = takes_pairs<P>,
-          .passes = detail::measure_passes<P, detail::accumulator_t<P, float>>(),
-          .col_group = detail::column_group<P>(numbers),
-          .row_group = detail::row_group<P>(numbers)};
+/// What the programs of a family compute.
+std::string formula(std::string_view family) {
+  // clang-format off
+  static const std::map<std::string_view, const char*> formulas = {
+      {"Store", "out = acc"},
+      {"StoreBiased", "out = acc + bias"},
+      {"BiasGradient", "d_bias = Σ_rows acc"},
+      {"AccumulateInto", "out += acc"},
+      {"Residual", "h = acc + residual;  x = h ⊙ γ (γ in the epilogue);  Σ h²"},
+      {"RmsNorm", "y = r ⊙ acc"},
+      {"RmsNormBackward", "d_h = γ ⊙ acc − r²·s·h + d_residual;  d_γ = Σ acc ⊙ h (γ in the epilogue)"},
+      {"RmsNormGlu", "z = r ⊙ acc;  y = f(gate, up)"},
+      {"GluBackward", "d_z = vjp(f, z, acc);  Σ d_z·z;  y again"},
+      {"Activated", "z = r ⊙ acc + bias;  y = f(z)"},
+      {"ActivatedBackward", "d_z = f′(z) · acc;  Σ d_z·z;  Σ_rows d_z;  y again"},
+      {"RmsNormRope", "q, k = rotate(r ⊙ acc);  v = r ⊙ acc"},
+      {"RopeBackward", "r ⊙ rotate⁻¹(acc);  Σ acc·qkv"},
+      {"HeadNormRope", "z = r ⊙ acc;  q, k = rotate(γ ⊙ z / rms of the head);  v = z"},
+      {"HeadNormRopeBackward", "d_z = vjp(head norm, z, rotate⁻¹(acc));  d_γ;  Σ d_z·z"},
+      {"ResidualMoments", "h = acc + residual;  Σ h and Σ (h − mean)² of 128 columns"},
+      {"LayerNorm", "y = r ⊙ (acc − μ·Σ_k W̃) + bias"},
+      {"LayerNormUpstream", "r ⊙ acc;  its sums with Σ_k W̃ and with y − bias;  d_bias"},
+      {"LayerNormBackward", "d_h = acc − r·t − r²·s·(h − μ) + d_residual"},
+      {"CentredWeightGradient", "d_W̃ = acc − Σ_rows μ·r·d_y"},
+      {"CrossEntropy", "l = f(r ⊙ acc);  log Σ exp l;  l[label];  l − max (kept logits);  Σ l"},
+      {"CrossEntropyBackward", "d_l = exp(l − lse)·d_lse + [label]·d_label + d_sum;  Σ d_l·l"},
+  };
+  // clang-format on
+  return formulas.at(family);
 }
 
-/// The table: a line per program, for each type of activations.
-template <class E>
-void add_programs(std::vector<Program>& list) {
-  using S = Tensors<E>;
-  const auto add = [&](Program program) { list.push_back(std::move(program)); };
-  // clang-format off
-  add(entry<Store<S>>("Store", {"Activation"}, "out = acc"));
-  if constexpr (!std::is_same_v<E, float>)
-    add(entry<Store<S, float>>("Store", {"float"}, "out = acc"));
-  add(entry<AccumulateInto<S>>("AccumulateInto", {}, "out += acc"));
-  add(entry<Residual<S>>("Residual", {"GammaFolded"}, "h = acc + residual;  Σ h²"));
-  add(entry<Residual<S, GammaInEpilogue>>("Residual", {"GammaInEpilogue"}, "h = acc + residual;  x = h ⊙ γ;  Σ h²"));
-  add(entry<RmsNorm<S>>("RmsNorm", {}, "y = r ⊙ acc"));
-  add(entry<RmsNormBackward<S>>("RmsNormBackward", {"StreamJoins", "GammaFolded"}, "d_h = acc − r²·s·h + d_residual"));
-  add(entry<RmsNormBackward<S, StreamEnds>>("RmsNormBackward", {"StreamEnds", "GammaFolded"}, "d_h = acc − r²·s·h"));
-  add(entry<RmsNormBackward<S, StreamJoins, GammaInEpilogue>>("RmsNormBackward", {"StreamJoins", "GammaInEpilogue"}, "d_h = γ ⊙ acc − r²·s·h + d_residual;  d_γ = Σ acc ⊙ h"));
-  add(entry<RmsNormBackward<S, StreamEnds, GammaInEpilogue>>("RmsNormBackward", {"StreamEnds", "GammaInEpilogue"}, "d_h = γ ⊙ acc − r²·s·h;  d_γ = Σ acc ⊙ h"));
-  add(entry<RmsNormSwiGlu<S>>("RmsNormSwiGlu", {"KeepGateUp"}, "z = r ⊙ acc;  y = silu(gate) · up"));
-  add(entry<RmsNormSwiGlu<S, DropGateUp>>("RmsNormSwiGlu", {"DropGateUp"}, "z = r ⊙ acc;  y = silu(gate) · up"));
-  add(entry<SwiGluBackward<S>>("SwiGluBackward", {}, "d_z = vjp(swiglu, z, acc);  Σ d_z·z;  y again"));
-  add(entry<RmsNormRope<S>>("RmsNormRope", {}, "q, k = rotate(r ⊙ acc);  v = r ⊙ acc"));
-  add(entry<RopeBackward<S>>("RopeBackward", {}, "r ⊙ rotate⁻¹(acc);  Σ acc·qkv"));
-  add(entry<CrossEntropy<S>>("CrossEntropy", {"KeepLogits"}, "l = r ⊙ acc;  log Σ exp l;  l[label];  l − max"));
-  add(entry<CrossEntropy<S, RecomputeLogits>>("CrossEntropy", {"RecomputeLogits"}, "l = r ⊙ acc;  log Σ exp l;  l[label]"));
-  add(entry<CrossEntropyBackward<S>>("CrossEntropyBackward", {"KeepLogits"}, "d_l = (exp(l − lse) − [label]) · d_loss;  Σ d_l·l"));
-  add(entry<CrossEntropyBackward<S, RecomputeLogits>>("CrossEntropyBackward", {"RecomputeLogits"}, "l = r ⊙ acc;  d_l = (exp(l − lse) − [label]) · d_loss;  Σ d_l·l"));
-  // clang-format on
+/// RmsNormGlu<bf16, Swiglu, KeepGateUp>: its options.
+std::vector<std::string> options_of(std::string_view name) {
+  std::vector<std::string> options;
+  name.remove_suffix(1);
+  size_t comma = name.find(", ");
+  while (comma != std::string_view::npos) {
+    const size_t next = name.find(", ", comma + 2);
+    options.emplace_back(name.substr(comma + 2, next == std::string_view::npos ? next : next - comma - 2));
+    comma = next;
+  }
+  return options;
+}
+
+Program program_of(const verify::Program& listed) {
+  const std::string_view family = verify::family(listed.name);
+  const std::string_view element = std::string_view(listed.name).substr(family.size() + 1, 4);
+  return {.name = std::string(family),
+          .element = element == "bf16" ? ElementType::bfloat16 : ElementType::float32,
+          .options = options_of(listed.name),
+          .formula = formula(family),
+          .fields = {listed.fields.begin(), listed.fields.end()},
+          .pairs = listed.pairs,
+          .passes = listed.passes,
+          .col_group = listed.col_group,
+          .row_group = listed.row_group};
 }
 
 /// As the caller may write it, without what changes nothing: spaces, coda::, Tensors<E> for E.
@@ -79,6 +89,27 @@ std::string plain(std::string_view spelling) {
   return out;
 }
 
+std::optional<ElementType> activations(std::string_view word) {
+  if (word == "bf16") return ElementType::bfloat16;
+  if (word == "float" || word == "fp32") return ElementType::float32;
+  return {};
+}
+
+/// RmsNormSwiGlu and SwiGluBackward are names of a program with an option.
+std::string without_alias(const std::string& spelling) {
+  for (const auto& [alias, family] :
+       {std::pair{"RmsNormSwiGlu", "RmsNormGlu"}, std::pair{"SwiGluBackward", "GluBackward"}}) {
+    const size_t open = std::min(spelling.find('<'), spelling.size());
+    if (spelling.substr(0, open) != alias) continue;
+    std::string arguments = open < spelling.size() ? spelling.substr(open + 1, spelling.size() - open - 2) : "bf16";
+    const size_t comma = std::min(arguments.find(','), arguments.size());
+    const bool element_said = activations(arguments.substr(0, comma)).has_value();
+    arguments.insert(element_said ? comma : 0, element_said ? ",Swiglu" : arguments.empty() ? "Swiglu" : "Swiglu,");
+    return std::string(family) + "<" + arguments + ">";
+  }
+  return spelling;
+}
+
 std::vector<std::string> split(std::string_view list) {
   std::vector<std::string> out;
   while (!list.empty()) {
@@ -87,12 +118,6 @@ std::vector<std::string> split(std::string_view list) {
     list.remove_prefix(std::min(comma + 1, list.size()));
   }
   return out;
-}
-
-std::optional<ElementType> activations(std::string_view word) {
-  if (word == "bf16") return ElementType::bfloat16;
-  if (word == "float" || word == "fp32") return ElementType::float32;
-  return {};
 }
 
 const Program& first_of(const std::string& name) {
@@ -127,15 +152,18 @@ std::string Program::spelling() const {
 std::span<const Program> programs() {
   static const std::vector<Program> list = [] {
     std::vector<Program> all;
-    add_programs<bf16>(all);
-    add_programs<float>(all);
+    for (const ElementType element : {ElementType::bfloat16, ElementType::float32})
+      for (const verify::Program& listed : verify::library()) {
+        Program program = program_of(listed);
+        if (program.element == element) all.push_back(std::move(program));
+      }
     return all;
   }();
   return list;
 }
 
 const Program& find_program(std::string_view spelling) {
-  const std::string wanted = plain(spelling);
+  const std::string wanted = without_alias(plain(spelling));
   const size_t open = std::min(wanted.find('<'), wanted.size());
   const std::string name = wanted.substr(0, open);
   std::vector<std::string> arguments;

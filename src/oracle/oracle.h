@@ -239,7 +239,7 @@ class Run<P, T, Number, std::integer_sequence<int, I...>> {
   void measure(int64_t row, int64_t begin, int64_t end) {
     using Side = Measuring<V, E, kPass>;
     bool first = true;
-    T gathered[kFields];
+    T gathered[kFields] = {};
     each_place(row, begin, end, [&](const Place& at) {
       on_side<P, Side> program{initial<I, Side>(at)...};
       V acc = accumulator(at);

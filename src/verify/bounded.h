@@ -10,7 +10,7 @@
 
 #include "coda/operands.h"
 
-namespace coda::test {
+namespace coda::verify {
 
 /// Half a unit in the last place of a float, relative.
 inline constexpr double kFloatRounding = 0x1p-24;
@@ -95,11 +95,11 @@ struct Bounded {
   static double half_unit_bf16(double x) { return std::ldexp(1.0, std::max(std::ilogb(x), -126) - 8); }
 };
 
-}  // namespace coda::test
+}  // namespace coda::verify
 
 namespace coda {
 template <>
-struct IndexOf<test::Bounded> {
+struct IndexOf<verify::Bounded> {
   using type = int64_t;
 };
 }  // namespace coda

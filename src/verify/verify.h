@@ -1,0 +1,56 @@
+// What `coda verify` does: calls of a program on every engine, judged; a row for each program and engine.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "verify/programs.h"
+#include "verify/row.h"
+
+namespace coda::verify {
+
+/// M, N and K of a product; of a map N is its width and K is not used.
+struct Size {
+  int64_t m, n, k;
+};
+/// What is always tried: empty, single, around the widths of vectors, slots (128), row blocks (96) and depth blocks (256).
+inline constexpr std::array kSizes = {Size{0, 40, 8},    Size{6, 0, 8},      Size{6, 48, 0},     Size{1, 1, 1},
+                                      Size{3, 17, 5},    Size{7, 120, 33},   Size{64, 128, 256}, Size{65, 136, 257},
+                                      Size{97, 272, 31}, Size{130, 400, 64}, Size{33, 16, 255},  Size{5, 8, 300},
+                                      Size{1, 300, 9},   Size{193, 1, 70},   Size{64, 144, 513}};
+
+/// Which calls are made.
+struct Plan {
+  uint64_t seed = 1;
+  int rounds = 1;           // of random sizes and strides, after kSizes
+  bool every_form = false;  // every form of a product at each size, not one at random
+  bool products = true, maps = true;
+};
+
+/// The rows of a program, oracle and repetition, for each engine. Stops at the first fault.
+std::vector<Row> verify(const Program& program, const Plan& plan);
+
+/// The CPU engine's instruction sets that this machine runs.
+std::vector<cpu::Isa> instruction_sets();
+/// "cpu avx2".
+std::string engine_name(cpu::Isa isa);
+
+/// A pool of this many threads, made once.
+Cpu& pool(int threads);
+inline constexpr std::array kThreads = {2, 3, 5};
+
+/// For as long as it lives, the CPU engine runs on this instruction set.
+class Chosen {
+ public:
+  explicit Chosen(cpu::Isa isa) : before_(cpu::chosen_isa()) { cpu::choose_isa(isa); }
+  ~Chosen() { cpu::choose_isa(before_); }
+  Chosen(const Chosen&) = delete;
+  Chosen& operator=(const Chosen&) = delete;
+
+ private:
+  cpu::Isa before_;
+};
+
+}  // namespace coda::verify
