@@ -27,6 +27,7 @@
 namespace coda::test {
 namespace {
 
+using verify::kFloatRounding;
 using verify::kFunctionError;
 using verify::kRotationError;
 
