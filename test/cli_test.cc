@@ -223,7 +223,8 @@ TEST_F(CliTest, VerifiesAProgramByName) {
 TEST_F(CliTest, VerifiesWhatThereIs) {
   const Result list = coda("verify --list");
   EXPECT_EQ(list.code, 0);
-  for (const char* part : {"RmsNorm<float>\n", "CrossEntropyBackward<bf16, RecomputeLogits>\n"})
+  for (const char* part :
+       {"RmsNorm<float>\n", "CrossEntropyBackward<bf16, RecomputeLogits, Uncapped, WithoutLogitSum>\n"})
     EXPECT_NE(list.out.find(part), std::string::npos) << part;
   expect_refused("verify Sotre", 2, "no program is called Sotre; there are Store, ");
   expect_refused("verify --rounds -1", 2, "--rounds");

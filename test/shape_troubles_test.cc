@@ -124,11 +124,13 @@ void expect_loss_of_five_equal_logits() {
   EXPECT_NEAR(lse - label_logit, 1.60944, 4e-6);  // ln 5, of terms of 20; with three lanes of 0 it would be 21.0986
 
   float dot = NAN;
+  const float minus_one = -1;
   const Dense<E> d_logits(1, kV);
   CrossEntropyBackward<Tensors<E>, Keep> backward{.inv_rms = {&one, 1},
                                                   .label = {&label, 1},
                                                   .log_sum_exp = {&lse, 1},
-                                                  .d_loss = {&one, 1},
+                                                  .d_log_sum_exp = {&one, 1},
+                                                  .d_label_logit = {&minus_one, 1},
                                                   .d_logits = d_logits.view(),
                                                   .dot = {&dot, 1, 1}};
   if constexpr (Keep::value) {

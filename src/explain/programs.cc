@@ -25,6 +25,8 @@ std::string formula(std::string_view family) {
       {"Residual", "h = acc + residual;  x = h ⊙ γ (γ in the epilogue);  Σ h²"},
       {"RmsNorm", "y = r ⊙ acc"},
       {"RmsNormBackward", "d_h = γ ⊙ acc − r²·s·h + d_residual;  d_γ = Σ acc ⊙ h (γ in the epilogue)"},
+      {"RmsNormSwiGlu", "z = r ⊙ acc;  y = silu(gate) · up"},
+      {"SwiGluBackward", "d_z = vjp(swiglu, z, acc);  Σ d_z·z;  y again"},
       {"RmsNormGlu", "z = r ⊙ acc;  y = f(gate, up)"},
       {"GluBackward", "d_z = vjp(f, z, acc);  Σ d_z·z;  y again"},
       {"Activated", "z = r ⊙ acc + bias;  y = f(z)"},
@@ -95,21 +97,6 @@ std::optional<ElementType> activations(std::string_view word) {
   return {};
 }
 
-/// RmsNormSwiGlu and SwiGluBackward are names of a program with an option.
-std::string without_alias(const std::string& spelling) {
-  for (const auto& [alias, family] :
-       {std::pair{"RmsNormSwiGlu", "RmsNormGlu"}, std::pair{"SwiGluBackward", "GluBackward"}}) {
-    const size_t open = std::min(spelling.find('<'), spelling.size());
-    if (spelling.substr(0, open) != alias) continue;
-    std::string arguments = open < spelling.size() ? spelling.substr(open + 1, spelling.size() - open - 2) : "bf16";
-    const size_t comma = std::min(arguments.find(','), arguments.size());
-    const bool element_said = activations(arguments.substr(0, comma)).has_value();
-    arguments.insert(element_said ? comma : 0, element_said ? ",Swiglu" : arguments.empty() ? "Swiglu" : "Swiglu,");
-    return std::string(family) + "<" + arguments + ">";
-  }
-  return spelling;
-}
-
 std::vector<std::string> split(std::string_view list) {
   std::vector<std::string> out;
   while (!list.empty()) {
@@ -142,8 +129,10 @@ std::string_view name(ElementType element) {
 
 std::string Program::spelling() const {
   const std::vector<std::string>& defaults = first_of(name).options;
+  // Of a gated unit the function is always said: the default one has a name of its own.
+  const size_t always = name == "RmsNormGlu" || name == "GluBackward" ? 1 : 0;
   size_t said = options.size();
-  while (said > 0 && options[said - 1] == defaults[said - 1]) --said;
+  while (said > always && options[said - 1] == defaults[said - 1]) --said;
   std::string out = fmt::format("{}<{}", name, explain::name(element));
   for (size_t i = 0; i < said; ++i) out += ", " + options[i];
   return out + ">";
@@ -163,7 +152,7 @@ std::span<const Program> programs() {
 }
 
 const Program& find_program(std::string_view spelling) {
-  const std::string wanted = without_alias(plain(spelling));
+  const std::string wanted = plain(spelling);
   const size_t open = std::min(wanted.find('<'), wanted.size());
   const std::string name = wanted.substr(0, open);
   std::vector<std::string> arguments;

@@ -320,7 +320,7 @@ class Case : public AnyCase {
       const std::string name(described.name);
       if constexpr (std::is_arithmetic_v<Number>) {
         body(field, name);
-      } else if constexpr (std::is_class_v<Number>) {
+      } else if constexpr (std::is_class_v<Number> && !requires { field.data; }) {  // a function object
         if (described.kind == Kind::number)
           AnyCase::each_number(
               field, [&](float& number, std::string_view inner) { body(number, name + "." + std::string(inner)); });

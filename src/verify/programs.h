@@ -35,8 +35,6 @@ struct Program {
 
 /// The part of name in front of its angle brackets.
 std::string_view family(std::string_view name);
-/// What else this program is called, RmsNormSwiGlu<bf16, KeepGateUp> for RmsNormGlu<bf16, Swiglu, KeepGateUp>; empty if nothing.
-std::string alias(std::string_view name);
 /// Whether wanted stands for the program of this name: all of it, or without its last options, or without any.
 bool stands_for(std::string_view wanted, std::string_view name);
 
@@ -45,6 +43,8 @@ namespace detail {
 std::string plain_name(std::string_view pretty_function);
 /// With its arguments: HeadWidth<64>.
 std::string option_name(std::string_view pretty_function);
+/// RmsNormSwiGlu<bf16, KeepGateUp> for RmsNormGlu<bf16, Swiglu, KeepGateUp>: the name under which the header has it.
+std::string with_aliases(std::string name);
 
 template <class T>
 std::string type_name() {
@@ -63,7 +63,7 @@ struct ProgramName<P<Tensors<E>, Options...>> {
   static std::string get() {
     std::string name = type_name<P<Tensors<E>, Options...>>() + "<" + type_name<E>();
     ((name += ", " + name_of_option<Options>()), ...);
-    return name + ">";
+    return with_aliases(name + ">");
   }
 };
 }  // namespace detail

@@ -50,6 +50,7 @@ template <class S>
 void add(Programs& programs) {
   programs.add<Activated<S, SquaredRelu>>();
   programs.add<Activated<S, GeluErf, NoNormInFront, WithBias>>();
+  programs.add<Activated<S, GeluTanh, NormInFront, WithBias>>();
   programs.add<Activated<S, GeluTanh, NormInFront, WithBias, DropInput>>();
   add_function<S, SquaredRelu, NormInFront, WithoutBias>(programs);
   add_function<S, GeluErf, NoNormInFront, WithBias>(programs);
