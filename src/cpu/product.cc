@@ -33,13 +33,20 @@ detail::Epilogue chosen_epilogue(const ProgramInfo& program) {
   });
 }
 
-/// Rows of a block: near kRowBlock, such that every thread gets about the same number of them. The sum of an element
-/// runs over the depth in the same order whatever this is.
-int64_t row_block(int64_t m, int64_t group, int64_t tile_rows, int threads) {
-  const int64_t rounds = ceil_div(m, kRowBlock * threads);
-  const int64_t even = ceil_div(m, rounds * threads);
-  return round_up(std::max<int64_t>(1, even), group > 1 ? group : tile_rows);
-}
+/// How m rows are cut into blocks: whole units each, about the same number of them. The sum of an element runs over the depth
+/// in the same order whatever this is.
+struct RowBlocks {
+  int64_t m, unit, count;
+
+  RowBlocks(int64_t rows, int64_t group, int64_t tile_rows, int threads)
+      : m(rows), unit(group > 1 ? group : tile_rows) {
+    // As many for every thread.
+    const int64_t rounds = ceil_div(m, kRowBlock * threads);
+    count = std::min(rounds * threads, ceil_div(m, unit));
+  }
+  int64_t begin(int64_t block) const { return std::min(m, ceil_div(m, unit) * block / count * unit); }
+  int64_t most() const { return ceil_div(ceil_div(m, unit), count) * unit; }
+};
 
 /// What the program reads and writes of [m, n] matrices, or half or twice as wide ones.
 std::vector<Nearby> tiles_of(const ProgramInfo& program) {
@@ -74,16 +81,16 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
   const detail::Epilogue epilogue = chosen_epilogue(program);
   const Multiplication inner = multiplication();
 
-  const int64_t mb = row_block(m, program.row_group, inner.tile_rows, threads);
-  const int64_t padded_mb = round_up(mb, inner.tile_rows);
+  const RowBlocks blocks(m, program.row_group, inner.tile_rows, threads);
+  const int64_t padded_mb = round_up(blocks.most(), inner.tile_rows);
   const int64_t nb = round_up(std::min(kColBlock, n), std::lcm<int64_t>(program.col_group, inner.tile_cols));
-  const int64_t row_blocks = ceil_div(m, mb);
   const int64_t panels = ceil_div(n, nb);
   const int64_t panels_at_once = std::clamp<int64_t>(kPanelFloats / (nb * std::max<int64_t>(depth, 1)), 1, panels);
   const int64_t panel_floats = nb * depth;
 
   const int64_t last_k = std::max<int64_t>(0, ceil_div(depth, kDepthBlock) - 1) * kDepthBlock;
-  const int64_t strip = std::min(mb, round_up(kStrip, std::lcm<int64_t>(program.row_group, inner.tile_rows)));
+  const int64_t strip =
+      std::min(blocks.most(), round_up(kStrip, std::lcm<int64_t>(program.row_group, inner.tile_rows)));
   const std::vector<Nearby> tiles = tiles_of(program);
   float* packed_b = cpu.pool().shared_scratch.floats(panels_at_once * panel_floats);
   const int64_t acc_floats = round_up(padded_mb * nb, 16);
@@ -100,9 +107,9 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
     });
 
     // Few row blocks are cut along the panels as well, so that every thread has work.
-    const int64_t cuts = std::clamp<int64_t>(ceil_div(2 * threads, row_blocks), 1, some_panels);
-    cpu.parallel_for(row_blocks * cuts, [&](int64_t index, int thread) {
-      const int64_t row = index / cuts * mb, rows = std::min(mb, m - row);
+    const int64_t cuts = std::clamp<int64_t>(ceil_div(2 * threads, blocks.count), 1, some_panels);
+    cpu.parallel_for(blocks.count * cuts, [&](int64_t index, int thread) {
+      const int64_t row = blocks.begin(index / cuts), rows = blocks.begin(index / cuts + 1) - row;
       const int64_t cut = index % cuts;
       float* acc = cpu.pool().thread_scratch[static_cast<size_t>(thread)].floats(acc_floats);
       float* packed_a = acc + acc_floats;

@@ -4,9 +4,9 @@
 
 namespace coda::cpu {
 
-// Accumulators of a block: about 144 × 128 floats, 72 KB; with the panels of one depth block they stay in a 512 KB L2.
+// Accumulators of a block: about 96 × 128 floats, 48 KB; with the panels of one depth block they stay in a 512 KB L2.
 // 128 is the width of most partial reductions.
-inline constexpr int64_t kRowBlock = 144;
+inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kColBlock = 128;
 // Rows whose last part of the depth is multiplied, and which the program then takes, at a time: they are in the first-level
 // cache then, and what the program reads beside them has just been fetched.

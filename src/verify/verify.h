@@ -15,7 +15,7 @@ namespace coda::verify {
 struct Size {
   int64_t m, n, k;
 };
-/// What is always tried: empty, single, around the widths of vectors, slots (128), row blocks (96) and depth blocks (256).
+/// What is always tried: empty, single, around the widths of vectors, strips (24), slots (128), row blocks and depth blocks (256).
 inline constexpr std::array kSizes = {Size{0, 40, 8},    Size{6, 0, 8},      Size{6, 48, 0},     Size{1, 1, 1},
                                       Size{3, 17, 5},    Size{7, 120, 33},   Size{64, 128, 256}, Size{65, 136, 257},
                                       Size{97, 272, 31}, Size{130, 400, 64}, Size{33, 16, 255},  Size{5, 8, 300},
