@@ -28,7 +28,7 @@ constexpr const char* kHelp =
     "shapes by "
     "OpenBLAS and LIBXSMM (fp32), and beside that product followed by the program as one pass over its stored result. "
     "All "
-    "take turns in one run; medians, with the range of the rounds.\n\n"
+    "take turns in one run; medians, with the range of the rounds, and medians of each round's own ratios.\n\n"
     "  coda bench                                 everything\n"
     "  coda bench programs --hidden 1024 --ffn 2816\n"
     "  coda bench step --layers 8 --json step.json";
@@ -52,7 +52,7 @@ std::string cpu_model() {
 }
 
 Json json_of(const Time& time) {
-  return {{"median_s", time.median}, {"low_s", time.low}, {"high_s", time.high}};
+  return {{"median_s", time.median}, {"low_s", time.low}, {"high_s", time.high}, {"rounds_s", time.rounds}};
 }
 std::string text_of(const Time& time) {
   return fmt::format("{:8.3f} ({:.3f} to {:.3f})", 1e3 * time.median, 1e3 * time.low, 1e3 * time.high);
@@ -95,9 +95,9 @@ class Bench {
                              row.pass();
                            }});
       const std::vector<Time> times = bench::measure(entries, a_.rounds);
-      const double fastest = std::min(times[1].median, times[2].median);
-      const double ratio = times[0].median / fastest;
-      const std::string passes = row.pass ? fmt::format("{:.2f}", times[0].median / times[3].median) : "";
+      // Over the faster of the two: the larger ratio.
+      const double ratio = std::max(bench::ratio(times[0], times[1]), bench::ratio(times[0], times[2]));
+      const std::string passes = row.pass ? fmt::format("{:.2f}", bench::ratio(times[0], times[3])) : "";
       fmt::print("{:27} {:16} {:>19} {:>25} {:9.3f} {:9.3f} {:>9} {:8.2f} {:>8}\n", row.name, row.program,
                  fmt::format("{}, {}, {} {}", row.m, row.n, row.k, bench::name(row.form)), text_of(times[0]),
                  1e3 * times[1].median, 1e3 * times[2].median,
@@ -108,6 +108,7 @@ class Bench {
           {"k", row.k},       {"flops", row.flops()},   {"difference", difference}};
       for (size_t i = 0; i < entries.size(); ++i) entry["times"][entries[i].name] = json_of(times[i]);
       entry["ratio_to_plain"] = ratio;
+      if (row.pass) entry["ratio_to_passes"] = bench::ratio(times[0], times[3]);
       json_["programs"].push_back(entry);
     }
     fmt::print(
@@ -144,8 +145,10 @@ class Bench {
       fmt::print("{} ({} products, no attention)\n", name, rows.size() - (backward ? 1 : 0));
       Json entry = {{"name", name}};
       for (size_t i = 0; i < entries.size(); ++i) {
-        fmt::print("  {:20} {:>30}   {:.2f}\n", entries[i].name, text_of(times[i]), times[i].median / times[0].median);
+        const double ratio = bench::ratio(times[i], times[0]);
+        fmt::print("  {:20} {:>30}   {:.2f}\n", entries[i].name, text_of(times[i]), ratio);
         entry["times"][entries[i].name] = json_of(times[i]);
+        entry["ratio_to_coda"][entries[i].name] = ratio;
       }
       json_["blocks"].push_back(entry);
     }

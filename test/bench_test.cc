@@ -25,6 +25,13 @@ TEST(Measure, EveryEntryRunsInEveryRound) {
   }
 }
 
+TEST(Measure, RatiosAreOfTheSameRound) {
+  // The second round ran on a machine three times as slow.
+  const Time a{2, 1, 6, {2, 6, 1}}, b{2, 2, 6, {2, 6, 2}};
+  EXPECT_EQ(ratio(a, b), 1);
+  EXPECT_EQ(ratio(b, {1, 1, 2, {1, 2, 1}}), 2);
+}
+
 TEST(Libraries, MultiplyInEveryForm) {
   constexpr int64_t kM = 37, kN = 150, kK = 300;
   std::mt19937 random(1);

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 
 namespace coda::bench {
 
@@ -19,6 +20,11 @@ double seconds(const std::function<void()>& run, int64_t times) {
   const auto start = Clock::now();
   for (int64_t i = 0; i < times; ++i) run();
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
 }
 
 }  // namespace
@@ -38,11 +44,17 @@ std::vector<Time> measure(const std::vector<Entry>& entries, const Rounds& round
     }
   }
   std::vector<Time> result;
-  for (auto& times : taken) {
-    std::sort(times.begin(), times.end());
-    result.push_back({times[times.size() / 2], times.front(), times.back()});
+  for (const auto& times : taken) {
+    const auto [low, high] = std::ranges::minmax(times);
+    result.push_back({median(times), low, high, times});
   }
   return result;
+}
+
+double ratio(const Time& a, const Time& b) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < a.rounds.size(); ++i) ratios.push_back(a.rounds[i] / b.rounds[i]);
+  return median(std::move(ratios));
 }
 
 }  // namespace coda::bench

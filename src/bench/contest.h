@@ -14,8 +14,12 @@ struct Entry {
 
 /// Seconds of one run.
 struct Time {
-  double median, low, high;  // over the rounds
+  double median, low, high;    // over the rounds
+  std::vector<double> rounds;  // of each
 };
+
+/// The median over the rounds of a's time over b's in the same round: what slows the whole machine for a while falls on both.
+double ratio(const Time& a, const Time& b);
 
 struct Rounds {
   int count = 7;
