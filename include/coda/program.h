@@ -189,16 +189,7 @@ template <class A, int N, int I>
 constexpr auto field_pointer() {
   return &field<N, I>(example<A>.value);
 }
-#if defined(__clang__)  // 14 takes no pointer to a subobject as a template argument
-template <auto>
-constexpr std::string_view name_of() {
-  return {};
-}
-template <class P, int I>
-constexpr std::string_view field_name() {
-  return "field";
-}
-#else
+#if !defined(__clang__)
 template <auto Pointer>
 constexpr std::string_view name_of() {
   std::string_view s = __PRETTY_FUNCTION__;
@@ -206,11 +197,20 @@ constexpr std::string_view name_of() {
   while (!s.empty() && (s.back() == ')' || s.back() == ']')) s.remove_suffix(1);
   return s.substr(s.find_last_of(":.>") + 1);
 }
+#endif
+/// The name of field I of the N that A has.
+template <class A, int N, int I>
+constexpr std::string_view name_of_field() {
+#if defined(__clang__)  // 14 takes no pointer to a subobject as a template argument
+  return "field";
+#else
+  return name_of<field_pointer<A, N, I>()>();
+#endif
+}
 template <class P, int I>
 constexpr std::string_view field_name() {
-  return name_of<field_pointer<on_side<P, Fields>, field_count<P>, I>()>();
+  return name_of_field<on_side<P, Fields>, field_count<P>, I>();
 }
-#endif
 
 // ---- the accumulator that a program takes -----------------------------------------------------------------------------
 

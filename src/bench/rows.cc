@@ -185,8 +185,8 @@ class BlockOf : public Block {
   Matrix<float> partial(int64_t rows, int64_t cols) { return slots_of(partial_, rows, cols); }
 
   template <class P>
-  void add(std::string name, std::string program_name, Form form, int64_t m, int64_t n, int64_t k, const P& program,
-           RowOptions options = {}) {
+  void add(const std::string& name, const std::string& program_name, Form form, int64_t m, int64_t n, int64_t k,
+           const P& program, RowOptions options = {}) {
     const E *a = a_.matrix().data, *b = b_.matrix().data;
     std::function<void()> fused;
     if (form == Form::TN)
@@ -198,8 +198,8 @@ class BlockOf : public Block {
         gemm(cpu_, transpose(Matrix<const E>(a, k, m)), transpose(Matrix<const E>(b, k, n)), program);
       };
     const Product product{form, m, n, k, floats(a_, plain_a_), floats(b_, plain_b_), plain_out_.matrix().data};
-    rows_.push_back({.name = std::move(name),
-                     .program = std::move(program_name),
+    rows_.push_back({.name = name,
+                     .program = program_name,
                      .form = form,
                      .m = m,
                      .n = n,
@@ -216,8 +216,8 @@ class BlockOf : public Block {
                          },
                      .pass = [=, this] { map(cpu_, Matrix<const float>(product.out, m, n), program); }});
   }
-  void add_weight_gradient(std::string name, int64_t rows, int64_t cols, int64_t tokens) {
-    add(std::move(name), "Store", Form::NT, rows, cols, tokens,
+  void add_weight_gradient(const std::string& name, int64_t rows, int64_t cols, int64_t tokens) {
+    add(name, "Store", Form::NT, rows, cols, tokens,
         Store<Tensors<float>>{.out = {gradient_.matrix().data, rows, cols}}, {.backward = true});
     rows_.back().pass = nullptr;  // the library stores it where it belongs
   }

@@ -206,9 +206,7 @@ class AnyCase {
   static void each_number(T& function, const Body& body) {
     constexpr int count = coda::detail::count_fields<T>();
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      (body(coda::detail::field<count, I>(function),
-            coda::detail::name_of<coda::detail::field_pointer<T, count, I>()>()),
-       ...);
+      (body(coda::detail::field<count, I>(function), coda::detail::name_of_field<T, count, I>()), ...);
     }
     (std::make_integer_sequence<int, count>{});
   }
