@@ -50,7 +50,7 @@ def draw_programs(report, path):
         return max(ratio(row, name, plain) for plain in ("openblas", "libxsmm")) if name in row["times"] else None
 
     bars(axis, rows, ["coda", "openblas and pass", "libxsmm"], relative,
-         [f"{row['name'].split()[0]}\n{row['program']}\n{row['m']}, {row['n']}, {row['k']}" for row in rows])
+         [f"{row['name'].split()[0]}\n{row['program']}\n{row['m']}, {row['n']},\n{row['k']}" for row in rows])
     axis.tick_params(axis="x", labelsize=6.5)
     axis.set_ylabel("time ÷ fastest plain product")
     axis.set_title(f"products with their programs, hidden {shape['hidden']}, ffn {shape['ffn']}, {shape['tokens']} tokens, "
