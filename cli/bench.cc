@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "cpu/isa.h"
 #include "option.h"
+#include "train/durable_file.h"
 
 namespace coda::cli {
 namespace {
@@ -142,7 +143,8 @@ class Bench {
                                                  {"openblas and passes", passes}};
       const std::vector<Time> times = bench::measure(entries, a_.rounds);
       const std::string name = backward ? "block, forward and backward" : "block, forward";
-      fmt::print("{} ({} products, no attention)\n", name, rows.size() - (backward ? 1 : 0));
+      fmt::print("{} ({} products, no attention)\n", name,
+                 std::ranges::count_if(rows, [](const bench::Row* row) { return row->plain != nullptr; }));
       Json entry = {{"name", name}};
       for (size_t i = 0; i < entries.size(); ++i) {
         const double ratio = bench::ratio(times[i], times[0]);
@@ -193,9 +195,7 @@ class Bench {
 
   void write() const {
     if (a_.json.empty()) return;
-    std::ofstream file(a_.json);
-    file << json_.dump(2) << '\n';
-    if (!file.flush()) throw Error(fmt::format("{} cannot be written", a_.json));
+    train::write_file(a_.json, json_.dump(2) + "\n");
   }
 
  private:

@@ -19,7 +19,7 @@ Command eval_command(CLI::App& coda);
 Command sample_command(CLI::App& coda);
 Command bench_command(CLI::App& coda);
 Command explain_command(CLI::App& coda);
-/// programs: those that there are, for as long as the command lives.
-Command verify_command(CLI::App& coda, const verify::Programs& programs);
+/// programs: those that there are, asked for when the command runs.
+Command verify_command(CLI::App& coda, std::function<const verify::Programs&()> programs);
 
 }  // namespace coda::cli

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
   const std::vector<coda::cli::Command> commands = {
       coda::cli::train_command(app),   coda::cli::eval_command(app),
       coda::cli::sample_command(app),  coda::cli::bench_command(app),
-      coda::cli::explain_command(app), coda::cli::verify_command(app, coda::verify::library())};
+      coda::cli::explain_command(app), coda::cli::verify_command(app, coda::verify::library)};
   // The description above lists them, a line each; their own are pages.
   for (const coda::cli::Command& command : commands) command.app->group("");
   try {

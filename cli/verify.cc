@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coda/error.h"
@@ -176,7 +177,7 @@ int run(const Arguments& arguments, const Programs& programs) {
 
 }  // namespace
 
-Command verify_command(CLI::App& coda, const verify::Programs& programs) {
+Command verify_command(CLI::App& coda, std::function<const verify::Programs&()> programs) {
   CLI::App* app = coda.add_subcommand("verify", kHelp);
   const auto a = std::make_shared<Arguments>();
   app->add_option("PROGRAM", a->programs, "by name, with its options or without [all]")->option_text(" ");
@@ -186,7 +187,7 @@ Command verify_command(CLI::App& coda, const verify::Programs& programs) {
                    ->option_text("N")
                    ->check(CLI::Range(0, 1000000, "0 or more")));
   app->add_option("--json", a->json, "the rows, as an array of objects")->option_text("FILE");
-  return {app, [a, &programs] { return run(*a, programs); }};
+  return {app, [a, programs = std::move(programs)] { return run(*a, programs()); }};
 }
 
 }  // namespace coda::cli

@@ -13,17 +13,13 @@
 #include "coda/programs/cross_entropy.h"
 #include "coda/programs/norm.h"
 #include "coda/programs/store.h"
+#include "operand_shape.h"
 
 namespace coda {
 
 namespace {
 
-constexpr int64_t kSlot = 128;
 constexpr int64_t kLogitBytes = int64_t{64} << 20;
-
-int64_t slots(int64_t vocab) {
-  return (vocab + kSlot - 1) / kSlot;
-}
 
 // ---- checks
 
@@ -200,8 +196,9 @@ struct LinearCrossEntropy<E>::Memory {
       vocab = vocab_;
       chunk = needed;
       logits = {};
-      for (Buffer<float>* partials : {&maxima, &partial, &logit_partial}) *partials = {slots(vocab), chunk};
-      states = {slots(vocab), chunk};
+      for (Buffer<float>* partials : {&maxima, &partial, &logit_partial})
+        *partials = {detail::row_slot_count(vocab), chunk};
+      states = {detail::row_slot_count(vocab), chunk};
       for (Buffer<float>* row :
            {&inv_rms, &log_sum_exp, &label_logit, &logit_sum, &d_log_sum_exp, &d_label_logit, &d_logit_sum, &mean_dot})
         *row = {1, chunk};
@@ -229,7 +226,7 @@ struct Chunk {
 
   Chunk(Cpu& cpu_, const LinearHead<E>& head_, int64_t first_, Memory& memory)
       : cpu(cpu_), head(head_), first(first_), count(std::min(memory.chunk, head_.h.rows - first_)) {
-    const int64_t n = slots(head.weight.rows);
+    const int64_t n = detail::row_slot_count(head.weight.rows);
     h = head.h.row_range(first, count);
     inv_rms = head.inv_rms.size == 0 ? Vector<const float>(memory.inv_rms.vector(count))
                                      : Vector<const float>{head.inv_rms.data + first, count};

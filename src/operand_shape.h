@@ -23,6 +23,11 @@ constexpr bool has_no_memory(const Field& field) {
          field.direction == Direction::local;
 }
 
+/// Slots of a row reduction over 128 columns each, as wide as those of the library's programs are.
+constexpr int64_t row_slot_count(int64_t cols) {
+  return (cols + 127) / 128;
+}
+
 struct OperandShape {
   int64_t rows, cols;
   const char* formula;

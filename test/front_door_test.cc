@@ -14,6 +14,7 @@
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
+#include "refused.h"
 
 namespace coda {
 namespace {
@@ -34,15 +35,7 @@ class FrontDoor : public testing::Test {
   /// call() must throw E about this operand, and leave all outputs as they were.
   template <class E = OperandError, class Call>
   void refused(const Call& call, const std::string& operand, const std::string& got, const std::string& needs) {
-    try {
-      call();
-      ADD_FAILURE() << operand << " was accepted; it should be refused as " << got;
-    } catch (const E& e) {
-      EXPECT_EQ(e.operand(), operand);
-      EXPECT_EQ(e.got(), got);
-      EXPECT_EQ(e.needs(), needs);
-      EXPECT_EQ(std::string(e.what()), operand + " is " + got + "; it needs " + needs);
-    }
+    test::expect_refused<E>(call, operand, got, needs);
     expect_nothing_written();
   }
   void expect_nothing_written() const {

@@ -16,6 +16,7 @@
 #include "coda/programs/swiglu.h"
 #include "oracle/oracle.h"
 #include "program_cases.h"
+#include "refused.h"
 
 namespace coda::test {
 namespace {
@@ -76,18 +77,6 @@ void expect_product(Matrix<T> out, const A& a, const C& b) {
   for (int64_t i = 0; i < out.rows; ++i)
     for (int64_t j = 0; j < out.cols; ++j)
       ASSERT_EQ(float(out(i, j)), float(T(static_cast<float>(want(i, j))))) << "row " << i << ", column " << j;
-}
-
-template <class E, class Call>
-void expect_refused(const Call& call, const std::string& operand, const std::string& got, const std::string& needs) {
-  try {
-    call();
-    ADD_FAILURE() << operand << " was accepted; it should be refused as " << got;
-  } catch (const E& e) {
-    EXPECT_EQ(e.operand(), operand);
-    EXPECT_EQ(e.got(), got);
-    EXPECT_EQ(e.needs(), needs);
-  }
 }
 
 // ---- sums

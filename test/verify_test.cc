@@ -147,7 +147,7 @@ struct Command {
 };
 Command verify_command(const verify::Programs& programs, std::vector<std::string> arguments) {
   CLI::App app("", "coda");
-  const cli::Command command = cli::verify_command(app, programs);
+  const cli::Command command = cli::verify_command(app, [&]() -> const verify::Programs& { return programs; });
   std::ranges::reverse(arguments);
   arguments.emplace_back("verify");
   app.parse(arguments);

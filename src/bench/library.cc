@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "coda/error.h"
 #include "cpu/isa.h"

@@ -12,16 +12,13 @@
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
+#include "operand_shape.h"
 
 namespace coda::bench {
 
 namespace {
 
-constexpr int64_t kSlot = 128;  // columns of a partial row reduction
-
-int64_t slots(int64_t cols) {
-  return (cols + kSlot - 1) / kSlot;
-}
+using detail::row_slot_count;
 
 template <class T>
 Buffer<T> random_buffer(int64_t rows, int64_t cols, std::mt19937_64& random) {
@@ -70,9 +67,9 @@ class BlockOf : public Block {
       plain_b_ = floats_of(b_);
     }
     plain_out_ = Buffer<float>(std::max(m, widest), std::max(widest, f));
-    partial_ = Buffer<float>(slots(widest), m);
-    maxima_ = Buffer<float>(slots(widest), m);
-    states_ = Buffer<MaxSum>(slots(widest), m);
+    partial_ = Buffer<float>(row_slot_count(widest), m);
+    maxima_ = Buffer<float>(row_slot_count(widest), m);
+    states_ = Buffer<MaxSum>(row_slot_count(widest), m);
     scale_ = Buffer<float>(1, m);
     turns_ = Buffer<float>(1, qkv / 2);
     position_ = Buffer<int32_t>(1, m);
@@ -99,7 +96,7 @@ class BlockOf : public Block {
                           .label = position,
                           .maxima = slots_of(maxima_, m, v),
                           .relative_logits = out(m, v),
-                          .log_sum_exp = {states_.matrix().data, slots(v), m},
+                          .log_sum_exp = {states_.matrix().data, row_slot_count(v), m},
                           .label_logit = partial(m, v)},
           {.in_block = false});
 
@@ -165,7 +162,9 @@ class BlockOf : public Block {
     double largest = 0, apart = 0;
     for (size_t i = 0; i < ours.size(); ++i) {
       largest = std::max(largest, std::fabs(static_cast<double>(theirs[i])));
-      apart = std::max(apart, std::fabs(static_cast<double>(ours[i]) - static_cast<double>(theirs[i])));
+      const double gap = std::fabs(static_cast<double>(ours[i]) - static_cast<double>(theirs[i]));
+      if (std::isnan(gap)) return gap;  // a maximum would pass over it
+      apart = std::max(apart, gap);
     }
     return apart / largest;
   }
@@ -180,7 +179,7 @@ class BlockOf : public Block {
   Matrix<E> half(int64_t rows, int64_t cols) { return {half_.matrix().data, rows, cols}; }
   Matrix<const E> x(int64_t rows, int64_t cols) { return {x_.matrix().data, rows, cols}; }
   static Matrix<float> slots_of(Buffer<float>& buffer, int64_t rows, int64_t cols) {
-    return {buffer.matrix().data, slots(cols), rows};
+    return {buffer.matrix().data, row_slot_count(cols), rows};
   }
   Matrix<float> partial(int64_t rows, int64_t cols) { return slots_of(partial_, rows, cols); }
 

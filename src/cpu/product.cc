@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "multiply.h"
+#include "operand_shape.h"
 #include "pool.h"
 
 namespace coda::cpu {
@@ -52,22 +53,11 @@ struct RowBlocks {
 std::vector<Nearby> tiles_of(const ProgramInfo& program) {
   std::vector<Nearby> tiles;
   for (const detail::Operand& operand : program.operands) {
-    const int64_t element = operand.field.element == ElementType::bfloat16 ? 2 : 4;
-    int64_t columns = 0;  // beside 16 accumulators
-    switch (operand.field.kind) {
-      case Kind::tile:
-      case Kind::accumulate:
-        columns = 16;
-        break;
-      case Kind::half_tile:
-        columns = 8;
-        break;
-      case Kind::double_tile:
-        columns = 32;
-        break;
-      default:
-        continue;
-    }
+    const Kind kind = operand.field.kind;
+    if (kind != Kind::tile && kind != Kind::half_tile && kind != Kind::double_tile && kind != Kind::accumulate)
+      continue;
+    const int64_t element = detail::bytes_of(operand.field.element);
+    const int64_t columns = detail::needed_shape(operand.field, 1, 16).cols;  // beside 16 accumulators
     tiles.push_back({static_cast<const char*>(operand.data), operand.stride * element, columns * element});
   }
   return tiles;

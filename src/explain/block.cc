@@ -57,9 +57,6 @@ class Rows {
   /// Bytes of [rows, cols] of activations, of floats.
   int64_t tile(int64_t rows, int64_t cols) const { return rows * cols * detail::bytes_of(block_.element); }
   static int64_t floats(int64_t count) { return count * 4; }
-  /// Slots of a row reduction over cols columns.
-  static int64_t slots(int64_t cols) { return (cols + 127) / 128; }
-
   Tensor tensor(const char* name, int64_t cols) const { return {name, m_, cols, block_.element}; }
   Tensor vector(const char* name) const { return {name, 1, m_, kFloat}; }
 
@@ -160,7 +157,7 @@ void Rows::forward() {
   f1.separate = {gemm(m_, d_, q_), add()};
   f1.compiled = {gemm(m_, d_, q_), add_norm()};
   f1.kept = f1.kept_separate = {tensor("h_mid", d_), vector("r_mid")};
-  finish("finish r_mid", false, "r_mid = 1/√(Σ h_mid²/D + ε)", floats(slots(d_) * m_), floats(m_));
+  finish("finish r_mid", false, "r_mid = 1/√(Σ h_mid²/D + ε)", floats(detail::row_slot_count(d_) * m_), floats(m_));
 
   Row& f2 = product("F2", false, "h_mid·W̃guᵀ", Form::tn, {m_, 2 * f_, d_}, program("RmsNormSwiGlu"));
   const Kernel swiglu = pass("SwiGLU", tile(m_, 2 * f_), tile(m_, f_));
@@ -172,14 +169,14 @@ void Rows::forward() {
   Row& f3 = product("F3", false, "y·Wdᵀ", Form::tn, {m_, d_, f_}, program("Residual"));
   f3.separate = {gemm(m_, d_, f_), add()};
   f3.compiled = {gemm(m_, d_, f_), add_norm()};
-  finish("finish r_next", false, "r_next = 1/√(Σ h_next²/D + ε)", floats(slots(d_) * m_), floats(m_));
+  finish("finish r_next", false, "r_next = 1/√(Σ h_next²/D + ε)", floats(detail::row_slot_count(d_) * m_), floats(m_));
 }
 
 void Rows::vocabulary() {
   const int64_t v = *block_.vocab, chunks = block_.chunks();
   // The vocabulary's weight is read for every chunk, and its gradient read and written.
   const int64_t weight_again = (chunks - 1) * tile(v, d_), gradient_again = (chunks - 1) * floats(v * d_);
-  const int64_t partials = floats(slots(v) * m_);
+  const int64_t partials = floats(detail::row_slot_count(v) * m_);
 
   Row& f5 = product("F5", false, "h_next·W̃lmᵀ", Form::tn, {m_, v, d_}, program("CrossEntropy"));
   f5.fused.read += weight_again;
@@ -204,7 +201,7 @@ void Rows::vocabulary() {
 void Rows::backward() {
   Row& b3 = product("B3", true, "d_h_next·Wd", Form::nn, {m_, f_, d_}, program("SwiGluBackward"));
   b3.separate = b3.compiled = {gemm(m_, f_, d_), pass("SwiGLU backward", tile(m_, 3 * f_), tile(m_, 2 * f_))};
-  finish("finish s_mid", true, "s_mid = Σ d_z·z / D", floats(slots(f_) * m_), floats(m_));
+  finish("finish s_mid", true, "s_mid = Σ d_z·z / D", floats(detail::row_slot_count(f_) * m_), floats(m_));
   weight_gradient("W down", "d_h_nextᵀ·y", d_, f_);
 
   Row& b2 = product("B2", true, "d_z′·W̃gu", Form::nn, {m_, d_, 2 * f_}, program("RmsNormBackward"));
@@ -225,7 +222,7 @@ void Rows::backward() {
 
   Row& b4 = product("B4", true, "d_qkv, in place", Form::tn, {m_, w_, {}}, program("RopeBackward"));
   b4.separate = b4.compiled = {rope("RoPE backward")};
-  finish("finish s", true, "s = Σ d_qkv·qkv / D", floats(slots(w_) * m_), floats(m_));
+  finish("finish s", true, "s = Σ d_qkv·qkv / D", floats(detail::row_slot_count(w_) * m_), floats(m_));
   Row& qkv = product("B4 product", true, "d_qkv′·W̃qkv", Form::nn, {m_, d_, w_}, program("RmsNormBackward"));
   qkv.separate = {gemm(m_, d_, w_), norm_backward(), add()};
   qkv.compiled = {gemm(m_, d_, w_), norm_backward_add()};

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "explain/table.h"
+#include "xml.h"
 
 namespace coda::explain {
 namespace {
@@ -50,21 +51,6 @@ constexpr const char* kStreamColor = "#34507a";
 enum class Weight { normal, bold };
 enum class Anchor { start, middle, end };
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += c;
-  }
-  return out;
-}
-
 struct Style {
   double size = 11;
   Weight weight = Weight::normal;
@@ -84,7 +70,7 @@ class Canvas {
         style.anchor == Anchor::middle ? R"( text-anchor="middle")"
         : style.anchor == Anchor::end  ? R"( text-anchor="end")"
                                        : "",
-        style.color, escaped(content));
+        style.color, escaped_xml(content));
   }
   /// data: an SVG path.
   void arrow(const std::string& data, const char* color, double width = 1.4) {
@@ -104,7 +90,7 @@ class Canvas {
         fmt::format(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
                     R"(font-family="Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif">)"
                     "\n<title>{2}</title>\n<defs>",
-                    kWidth, height, escaped(title));
+                    kWidth, height, escaped_xml(title));
     for (const char* color : {kFaint, kStreamColor, kKeptColor.line, kStatisticColor.line}) {
       out += fmt::format(
           R"(<marker id="{}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" )"

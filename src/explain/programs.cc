@@ -141,11 +141,8 @@ std::string Program::spelling() const {
 std::span<const Program> programs() {
   static const std::vector<Program> list = [] {
     std::vector<Program> all;
-    for (const ElementType element : {ElementType::bfloat16, ElementType::float32})
-      for (const verify::Program& listed : verify::library()) {
-        Program program = program_of(listed);
-        if (program.element == element) all.push_back(std::move(program));
-      }
+    for (const verify::Program& listed : verify::library()) all.push_back(program_of(listed));
+    std::ranges::stable_partition(all, [](const Program& p) { return p.element == ElementType::bfloat16; });
     return all;
   }();
   return list;

@@ -9,16 +9,11 @@
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
+#include "operand_shape.h"
 
 namespace coda::llama {
 
 namespace {
-
-constexpr int64_t kSlot = 128;  // columns of a partial row reduction in the programs used here
-
-int64_t slots(int64_t cols) {
-  return (cols + kSlot - 1) / kSlot;
-}
 
 AttentionShape attention_shape(const Config& config) {
   return {.heads = config.heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
@@ -37,7 +32,7 @@ LayerTape<E>::LayerTape(const Config& config, int64_t tokens, bool keep)
 
 template <class E>
 LayerWorkspace<E>::LayerWorkspace(const Config& config, int64_t tokens, bool backward)
-    : partial(slots(std::max({config.hidden, config.ffn, config.qkv_width()})), tokens),
+    : partial(coda::detail::row_slot_count(std::max({config.hidden, config.ffn, config.qkv_width()})), tokens),
       mean_dot(1, tokens),
       y(tokens, config.ffn) {
   if (!backward) return;
@@ -48,7 +43,7 @@ LayerWorkspace<E>::LayerWorkspace(const Config& config, int64_t tokens, bool bac
 }
 
 Matrix<float> row_slots(Buffer<float>& partial, int64_t rows, int64_t cols) {
-  return {partial.matrix().data, slots(cols), rows};
+  return {partial.matrix().data, coda::detail::row_slot_count(cols), rows};
 }
 
 template <class E>

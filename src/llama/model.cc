@@ -168,6 +168,12 @@ class ModelOf final : public Model::Impl {
   Weights<E> weights;
 
  private:
+  Places places_of(const Batch& batch, const std::vector<int32_t>& positions) const {
+    return {.document_starts = batch.document_starts,
+            .positions = view(positions),
+            .turns_high = view(turns.high),
+            .turns_low = view(turns.low)};
+  }
   Pass<E>& pass(int64_t tokens, bool backward) {
     std::unique_ptr<Pass<E>>& current = backward ? training_pass_ : loss_pass_;
     if (!current || current->tokens < tokens) {
@@ -190,10 +196,7 @@ double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
   const int64_t m = static_cast<int64_t>(batch.tokens.size());
   Pass<E>& p = pass(m, backward);
   const std::vector<int32_t> positions = positions_of(batch.document_starts);
-  const Places places{.document_starts = batch.document_starts,
-                      .positions = view(positions),
-                      .turns_high = view(turns.high),
-                      .turns_low = view(turns.low)};
+  const Places places = places_of(batch, positions);
   const Vector<const int32_t> tokens = view(batch.tokens), targets = view(batch.targets);
 
   embedding_forward<E>(cpu, parameters[Parameters::kEmbedding].master.matrix(), tokens, config.rms_eps, p.stream(0, m));
@@ -234,10 +237,7 @@ std::optional<std::string> ModelOf<E>::find_not_finite_activation(const Batch& b
   const int64_t m = static_cast<int64_t>(batch.tokens.size());
   Pass<E>& p = pass(m, true);
   const std::vector<int32_t> positions = positions_of(batch.document_starts);
-  const Places places{.document_starts = batch.document_starts,
-                      .positions = view(positions),
-                      .turns_high = view(turns.high),
-                      .turns_low = view(turns.low)};
+  const Places places = places_of(batch, positions);
   embedding_forward<E>(cpu, parameters[Parameters::kEmbedding].master.matrix(), view(batch.tokens), config.rms_eps,
                        p.stream(0, m));
   std::optional<std::string> found = llama::find_not_finite("the embedding of the tokens", p.stream(0, m).h);

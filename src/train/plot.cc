@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "durable_file.h"
+#include "xml.h"
 
 namespace coda::train {
 namespace {
@@ -52,25 +53,6 @@ struct Frame {
             kBottom - (loss - low) / (high - low) * (kBottom - kTop)};
   }
 };
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else if (static_cast<unsigned char>(c) < 0x20)
-      out += ' ';
-    else
-      out += c;
-  }
-  return out;
-}
 
 /// A run of a million steps has a thousand points to a pixel: of each bucket the smallest and the largest are enough.
 std::vector<Point> thinned(const std::vector<Point>& points, size_t buckets) {
@@ -136,7 +118,7 @@ std::string loss_svg(std::span<const StepMetrics> steps, const std::string& titl
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n"
       "<text x=\"{2}\" y=\"30\" font-size=\"17\" font-weight=\"bold\">{3}</text>\n",
-      kWidth, kHeight, kLeft, escaped(title));
+      kWidth, kHeight, kLeft, escaped_xml(title));
 
   for (int i = 0; i < y_ticks.count; ++i) {
     const double y = place(first_step, y_ticks.at(i)).y;
