@@ -142,7 +142,7 @@ std::span<const Program> programs() {
   static const std::vector<Program> list = [] {
     std::vector<Program> all;
     for (const verify::Program& listed : verify::library()) all.push_back(program_of(listed));
-    std::ranges::stable_partition(all, [](const Program& p) { return p.element == ElementType::bfloat16; });
+    std::stable_partition(all.begin(), all.end(), [](const Program& p) { return p.element == ElementType::bfloat16; });
     return all;
   }();
   return list;
