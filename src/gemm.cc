@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "call_check.h"
 #include "cpu/product.h"
 #include "operand_shape.h"
 
@@ -132,34 +133,40 @@ void add_factor(std::vector<Extent>& extents, const std::string& name, const Fac
 
 }  // namespace
 
-void run_product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program) {
+void check_product(const Factor& a, const Factor& b, const ProgramInfo& program) {
   check_factor("a", a);
   check_factor("b", b);
   if (a.depth != b.depth)
     throw OperandError("b", fmt::format("[N, K] = {}", shape(b.rows, b.depth)),
                        fmt::format("the K = {} of a", a.depth));
-  const int64_t m = a.rows, n = b.rows;
-  check_pairs(program, "b", n);
-  for (const Operand& operand : program.operands) check_operand(operand, m, n);
+  check_pairs(program, "b", b.rows);
+  for (const Operand& operand : program.operands) check_operand(operand, a.rows, b.rows);
   std::vector<Extent> extents;
   // No program operand is of this kind: a factor is never overwritten in place.
   add_factor(extents, "a", a, Kind::number);
   add_factor(extents, "b", b, Kind::number);
   check_overlap(std::move(extents), program);
-  if (m == 0 || n == 0) return;  // no accumulators, and outputs of no elements
-  cpu::product(cpu, a, b, program);
 }
 
-void run_map(Cpu& cpu, const Factor& tile, const ProgramInfo& program) {
+void check_map(const Factor& tile, const ProgramInfo& program) {
   check_factor("x", tile);
-  const int64_t m = tile.rows, n = tile.depth;
-  check_pairs(program, "x", n);
-  for (const Operand& operand : program.operands) check_operand(operand, m, n);
+  check_pairs(program, "x", tile.depth);
+  for (const Operand& operand : program.operands) check_operand(operand, tile.rows, tile.depth);
   std::vector<Extent> extents;
   add_factor(extents, "x", tile, Kind::tile);
   check_overlap(std::move(extents), program);
-  if (m == 0 || n == 0) return;
-  cpu::map_tile(cpu, tile, program);
+}
+
+void run_product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program, const CpuKernels& kernels) {
+  check_product(a, b, program);
+  if (a.rows == 0 || b.rows == 0) return;  // no accumulators, and outputs of no elements
+  cpu::product(cpu, a, b, program, kernels);
+}
+
+void run_map(Cpu& cpu, const Factor& tile, const ProgramInfo& program, const CpuKernels& kernels) {
+  check_map(tile, program);
+  if (tile.rows == 0 || tile.depth == 0) return;
+  cpu::map_tile(cpu, tile, program, kernels);
 }
 
 }  // namespace coda::detail

@@ -41,19 +41,27 @@ template <class P, class Isa>
 void epilogue(const void* program, const Block& block);
 using Epilogue = void (*)(const void* program, const Block& block);
 
-/// What the engine must know of a program besides its operands.
+/// What an engine must know of a program besides its operands.
 struct ProgramInfo {
   const void* program;
   std::span<const Operand> operands;
   bool pairs;     // the call operator takes pairs of columns
   int col_group;  // least common multiple of the widths of its row reductions; 1 without any
   int row_group;  // the same of the heights of its column reductions
-  Epilogue generic, avx2, avx512;
 };
 
+/// A program's instantiations on the CPU.
+struct CpuKernels {
+  Epilogue generic, avx2, avx512;
+};
+template <class P>
+CpuKernels cpu_kernels() {
+  return {&epilogue<P, isa::generic>, &epilogue<P, isa::avx2>, &epilogue<P, isa::avx512>};
+}
+
 /// Checks everything, then computes. Defined in src/gemm.cc.
-void run_product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program);
-void run_map(Cpu& cpu, const Factor& tile, const ProgramInfo& program);
+void run_product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program, const CpuKernels& kernels);
+void run_map(Cpu& cpu, const Factor& tile, const ProgramInfo& program, const CpuKernels& kernels);
 
 template <class T>
 constexpr ElementType factor_element() {
@@ -127,10 +135,7 @@ void with_program(const P& program, Run&& run) {
                     .operands = operands,
                     .pairs = takes_pair<P>,
                     .col_group = column_group<P>(numbers),
-                    .row_group = row_group<P>(numbers),
-                    .generic = &epilogue<P, isa::generic>,
-                    .avx2 = &epilogue<P, isa::avx2>,
-                    .avx512 = &epilogue<P, isa::avx512>});
+                    .row_group = row_group<P>(numbers)});
   });
 }
 
@@ -143,15 +148,16 @@ void with_program(const P& program, Run&& run) {
 template <class A, class B, class P>
 void gemm(Cpu& cpu, const A& a, const B& b, const P& program) {
   detail::with_program(program, [&](const detail::ProgramInfo& info) {
-    detail::run_product(cpu, detail::factor(a), detail::factor(b), info);
+    detail::run_product(cpu, detail::factor(a), detail::factor(b), info, detail::cpu_kernels<P>());
   });
 }
 
 /// Runs program over a stored matrix of float or bf16, [M, N], in place of a product's accumulators.
 template <class T, class P>
 void map(Cpu& cpu, const Matrix<T>& x, const P& program) {
-  detail::with_program(program,
-                       [&](const detail::ProgramInfo& info) { detail::run_map(cpu, detail::factor(x), info); });
+  detail::with_program(program, [&](const detail::ProgramInfo& info) {
+    detail::run_map(cpu, detail::factor(x), info, detail::cpu_kernels<P>());
+  });
 }
 
 }  // namespace coda

@@ -25,12 +25,12 @@ int64_t round_up(int64_t a, int64_t b) {
   return ceil_div(a, b) * b;
 }
 
-detail::Epilogue chosen_epilogue(const ProgramInfo& program) {
+detail::Epilogue chosen(const detail::CpuKernels& kernels) {
   return for_chosen_isa([&](auto isa) {
     using I = decltype(isa);
-    return std::is_same_v<I, isa::avx2>     ? program.avx2
-           : std::is_same_v<I, isa::avx512> ? program.avx512
-                                            : program.generic;
+    return std::is_same_v<I, isa::avx2>     ? kernels.avx2
+           : std::is_same_v<I, isa::avx512> ? kernels.avx512
+                                            : kernels.generic;
   });
 }
 
@@ -65,10 +65,11 @@ std::vector<Nearby> tiles_of(const ProgramInfo& program) {
 
 }  // namespace
 
-void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program) {
+void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& program,
+             const detail::CpuKernels& kernels) {
   const int64_t m = a.rows, n = b.rows, depth = a.depth;
   const int threads = cpu.threads();
-  const detail::Epilogue epilogue = chosen_epilogue(program);
+  const detail::Epilogue epilogue = chosen(kernels);
   const Multiplication inner = multiplication();
 
   const RowBlocks blocks(m, program.row_group, inner.tile_rows, threads);
@@ -133,9 +134,9 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
   }
 }
 
-void map_tile(Cpu& cpu, const Factor& tile, const ProgramInfo& program) {
+void map_tile(Cpu& cpu, const Factor& tile, const ProgramInfo& program, const detail::CpuKernels& kernels) {
   const int64_t m = tile.rows, n = tile.depth;
-  const detail::Epilogue epilogue = chosen_epilogue(program);
+  const detail::Epilogue epilogue = chosen(kernels);
   const Multiplication inner = multiplication();
   const int64_t mb = round_up(16, program.row_group);
   const int64_t nb = round_up(std::min<int64_t>(512, round_up(n, 16)), std::lcm<int64_t>(program.col_group, 16));

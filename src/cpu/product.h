@@ -18,7 +18,9 @@ inline constexpr int64_t kDepthBlock = 256;
 inline constexpr int64_t kPanelFloats = int64_t{4} << 20;
 
 /// Neither checks anything; both factors and all operands fit.
-void product(Cpu& cpu, const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program);
-void map_tile(Cpu& cpu, const detail::Factor& tile, const detail::ProgramInfo& program);
+void product(Cpu& cpu, const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program,
+             const detail::CpuKernels& kernels);
+void map_tile(Cpu& cpu, const detail::Factor& tile, const detail::ProgramInfo& program,
+              const detail::CpuKernels& kernels);
 
 }  // namespace coda::cpu

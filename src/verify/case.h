@@ -293,9 +293,9 @@ class Case : public AnyCase {
   void call(Cpu& cpu) override {
     coda::detail::with_program(program_, [&](const coda::detail::ProgramInfo& info) {
       if (is_map_)
-        coda::detail::run_map(cpu, a_, info);
+        coda::detail::run_map(cpu, a_, info, coda::detail::cpu_kernels<P>());
       else
-        coda::detail::run_product(cpu, a_, b_, info);
+        coda::detail::run_product(cpu, a_, b_, info, coda::detail::cpu_kernels<P>());
     });
   }
 
