@@ -1,0 +1,177 @@
+// Products of the Hopper engine: CUTLASS's main loops and kernels with a program's epilogue.
+#pragma once
+#include <vector>
+
+// One of CUTLASS's headers leaves a warning of its own turned into an error.
+#pragma GCC diagnostic push
+#include <cutlass/cutlass.h>
+
+#include <cutlass/gemm/collective/collective_mma.hpp>
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/dispatch_policy.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#pragma GCC diagnostic pop
+
+#include "coda/hopper/epilogue.h"
+
+namespace coda::hopper {
+
+using coda::detail::Form;
+using coda::detail::HopperProduct;
+using coda::detail::HopperTile;
+
+/// Shared memory of a thread block on sm_90, and what of it the kernel keeps for barriers and its scheduler.
+inline constexpr int kSharedBytes = 232448, kKernelBytes = 1024;
+
+template <HopperTile kTile>
+struct TileTraits;
+template <int kRows, int kCols, int kGroups, bool kPingpong>
+struct Traits {
+  static constexpr int rows = kRows, cols = kCols, warp_groups = kGroups;  // groups that share a tile
+  static constexpr bool pingpong = kPingpong;
+  static constexpr int depth = 64;  // of a stage of the main loop
+  static constexpr int stage_bytes = (kRows + kCols) * depth * 2;
+  using Shape = cute::Shape<cute::Int<kRows>, cute::Int<kCols>, cute::Int<depth>>;
+  using Cluster = cute::Shape<cute::_2, cute::_1, cute::_1>;
+  using Schedule = std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                                      cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+};
+template <>
+struct TileTraits<HopperTile::pingpong_128x128> : Traits<128, 128, 1, true> {};
+template <>
+struct TileTraits<HopperTile::pingpong_64x256> : Traits<64, 256, 1, true> {};
+template <>
+struct TileTraits<HopperTile::cooperative_128x256> : Traits<128, 256, 2, false> {};
+template <>
+struct TileTraits<HopperTile::cooperative_256x128> : Traits<256, 128, 2, false> {};
+
+/// The stages of shared memory of a program's epilogue beside a tile's main loop. The main loop keeps as many as fit beside an
+/// epilogue of the smallest size: one lost costs more than the epilogue gains (docs/measurements.md).
+template <class P, HopperTile kTile>
+struct Stages {
+  using T = TileTraits<kTile>;
+  static constexpr bool kPairs = coda::detail::takes_pair<P>;
+  template <int kSubtile>
+  using G = Geometry<T::rows, T::cols, T::warp_groups, kSubtile>;
+  template <int kSubtile, int kLoad, int kStore>
+  static constexpr int bytes = sizeof(typename Epilogue<P, G<kSubtile>, kLoad, kStore>::SharedStorage);
+  static constexpr int main = kSharedBytes / T::stage_bytes - (kSharedBytes % T::stage_bytes < 20 * 1024 ? 1 : 0);
+  static constexpr int budget = kSharedBytes - kKernelBytes - main * T::stage_bytes;
+  static constexpr int local_width = [] {
+    int width = 0;
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      ((width = coda::detail::field_info<P, I>::direction == Direction::local ? coda::detail::field_info<P, I>::extent : width),
+       ...);
+    }
+    (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
+    return width;
+  }();
+  static constexpr int subtile = local_width > 0 && local_width % 32 != 0 ? 16 : 32;
+  static constexpr int store = bytes<subtile, 2, 2> <= budget ? 2 : 1;
+  static constexpr int load = bytes<subtile, 2, store> <= budget ? 2 : 1;
+  static constexpr bool fits = bytes<subtile, load, store> <= budget;
+  using Geometry_ = G<subtile>;
+  using Epilogue_ = Epilogue<P, Geometry_, load, store>;
+};
+
+/// Whether every reduction of P has its slots inside a tile.
+template <class P, HopperTile kTile>
+constexpr bool reductions_fit() {
+  using T = TileTraits<kTile>;
+  return []<int... I>(std::integer_sequence<int, I...>) {
+    return ((coda::detail::group_columns<P, I>() == 0 || T::cols % coda::detail::group_columns<P, I>() == 0) && ...) &&
+           ((coda::detail::field_info<P, I>::kind != Kind::col_sum || coda::detail::field_info<P, I>::extent == 64) && ...);
+  }
+  (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
+}
+
+template <class P, Form kForm, HopperTile kTile>
+struct Product {
+  using T = TileTraits<kTile>;
+  using S = Stages<P, kTile>;
+  static constexpr bool kATransposed = kForm == Form::NT, kBTransposed = kForm != Form::TN;
+  static constexpr auto kMajorA = kATransposed ? cute::GMMA::Major::MN : cute::GMMA::Major::K;
+  static constexpr auto kMajorB = kBTransposed ? cute::GMMA::Major::MN : cute::GMMA::Major::K;
+  // Inside CUTLASS an element is its own type of bf16; the bits are ours.
+  using Element = cutlass::bfloat16_t;
+  template <bool kTransposed>
+  using Stride = std::conditional_t<kTransposed, cute::Stride<cute::_1, int64_t, int64_t>,
+                                    cute::Stride<int64_t, cute::_1, int64_t>>;
+  template <bool kTransposed>
+  using Atom = std::conditional_t<kTransposed, cute::GMMA::Layout_MN_SW128_Atom<Element>,
+                                  cute::GMMA::Layout_K_SW128_Atom<Element>>;
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float,
+                                 cute::Shape<cute::Int<T::rows / (T::pingpong ? 1 : 2)>, cute::Int<T::cols>, cute::Int<T::depth>>,
+                                 kMajorA, kMajorB>(),
+      cute::Layout<cute::Shape<cute::Int<T::warp_groups>, cute::_1, cute::_1>>{}));
+  using Main = cutlass::gemm::collective::CollectiveMma<
+      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<S::main, typename T::Cluster, typename T::Schedule>,
+      typename T::Shape, Element, Stride<kATransposed>, Element, Stride<kBTransposed>, Mma, cute::SM90_TMA_LOAD,
+      Atom<kATransposed>, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom<kBTransposed>, void, cute::identity>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, typename S::Epilogue_,
+                                                      cutlass::gemm::PersistentScheduler>;
+  static_assert(Kernel::SharedStorageSize <= kSharedBytes);
+
+  template <bool kTransposed>
+  static Stride<kTransposed> stride(const coda::detail::Factor& x) {
+    if constexpr (kTransposed)
+      return {cute::_1{}, x.stride, int64_t{0}};
+    else
+      return {x.stride, cute::_1{}, int64_t{0}};
+  }
+  static int launch(const HopperProduct& product) {
+    using Order = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90Params::RasterOrderOptions;
+    const auto& [a, b, program, stream, device, multiprocessors, swizzle, along_m] = product;
+    typename Kernel::Arguments arguments{
+        cutlass::gemm::GemmUniversalMode::kGemm,
+        {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.depth), 1},
+        {static_cast<const Element*>(a.data), stride<kATransposed>(a), static_cast<const Element*>(b.data),
+         stride<kBTransposed>(b)},
+        *static_cast<const P*>(program)};
+    arguments.hw_info.device_id = device;
+    arguments.hw_info.sm_count = multiprocessors;
+    arguments.scheduler.max_swizzle_size = swizzle;
+    arguments.scheduler.raster_order = along_m ? Order::AlongM : Order::AlongN;
+    typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+    if (const cudaError_t error = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
+                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
+      return error;
+    if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream) != cutlass::Status::kSuccess)
+      return cudaErrorLaunchFailure;
+    return cudaSuccess;
+  }
+};
+
+/// Forms, as bits of what CODA_HOPPER_PROGRAM asks for.
+inline constexpr unsigned TN = 1, NN = 2, NT = 4, no_product = 0;
+
+template <class P, Form kForm, HopperTile kTile>
+constexpr bool is_possible() {
+  if constexpr (!reductions_fit<P, kTile>())
+    return false;
+  else
+    return Stages<P, kTile>::fits;
+}
+
+/// The kernels of P for one form: one for every tile that its reductions and its shared memory fit into.
+template <class P, Form kForm, unsigned kForms, unsigned kBit, HopperTile... kTiles>
+void add_kernels(std::vector<coda::detail::HopperKernel>& kernels) {
+  if constexpr ((kForms & kBit) != 0) {
+    const auto add = [&]<HopperTile kTile>() {
+      if constexpr (is_possible<P, kForm, kTile>()) kernels.push_back({kForm, kTile, &Product<P, kForm, kTile>::launch});
+    };
+    (add.template operator()<kTiles>(), ...);
+  }
+}
+template <class P, unsigned kForms>
+std::vector<coda::detail::HopperKernel> product_kernels() {
+  static_assert(std::is_same_v<coda::detail::element_of<P>, bf16>, "the GPU engine's activations are bf16");
+  std::vector<coda::detail::HopperKernel> kernels;
+  add_kernels<P, Form::TN, kForms, TN, HopperTile::pingpong_128x128>(kernels);
+  add_kernels<P, Form::NN, kForms, NN, HopperTile::pingpong_128x128>(kernels);
+  add_kernels<P, Form::NT, kForms, NT, HopperTile::pingpong_128x128>(kernels);
+  return kernels;
+}
+
+}  // namespace coda::hopper
