@@ -303,7 +303,15 @@ struct Pass {};
 
 // clang-format off
 CODA_FN float round_to_float(float v) { return v; }
-CODA_FN float round_to_bf16(float v) { return float(bf16(v)); }
+CODA_FN float round_to_bf16(float v) {
+#if defined(__CUDA_ARCH__)
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(word) : "f"(v));  // v in the upper half
+  return std::bit_cast<float>(word);
+#else
+  return float(bf16(v));
+#endif
+}
 CODA_FN double round_to_float(double v) { return double(float(v)); }
 // Through float: that is what an fp32 epilogue rounds.
 CODA_FN double round_to_bf16(double v) { return double(float(bf16(float(v)))); }
