@@ -14,7 +14,7 @@
   const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                          \
     using namespace coda::hopper;                                                                           \
     static const auto products = product_kernels<__VA_ARGS__, (forms)>();                                   \
-    static const HopperKernels kernels{products, &launch_map<__VA_ARGS__>};                                 \
+    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>};           \
     return kernels;                                                                                         \
   }                                                                                                         \
   static_assert(true)

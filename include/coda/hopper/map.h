@@ -16,7 +16,7 @@
 
 #include "coda/gpu.h"
 
-namespace coda::hopper {
+namespace coda::hopper::mapped {
 
 constexpr int kMapRows = 4;  // rows of a step; also the fewest lanes of a segment, see reduce_rows
 constexpr int kMapWarps = 8;
@@ -970,4 +970,4 @@ int launch_map(const detail::HopperMap& map) {
   return cudaPeekAtLastError();
 }
 
-}  // namespace coda::hopper
+}  // namespace coda::hopper::mapped

@@ -70,8 +70,7 @@ struct Stages {
   static constexpr int store = bytes<subtile, 2, 2> <= budget ? 2 : 1;
   static constexpr int load = bytes<subtile, 2, store> <= budget ? 2 : 1;
   static constexpr bool fits = bytes<subtile, load, store> <= budget;
-  using Geometry_ = G<subtile>;
-  using Epilogue_ = Epilogue<P, Geometry_, load, store>;
+  using Epilogue_ = Epilogue<P, G<subtile>, load, store>;
 };
 
 /// Whether every reduction of P has its slots inside a tile.
@@ -85,10 +84,9 @@ constexpr bool reductions_fit() {
   (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
 }
 
-template <class P, Form kForm, HopperTile kTile>
+template <class P, Form kForm, HopperTile kTile, class S = Stages<P, kTile>>
 struct Product {
   using T = TileTraits<kTile>;
-  using S = Stages<P, kTile>;
   static constexpr bool kATransposed = kForm == Form::NT, kBTransposed = kForm != Form::TN;
   static constexpr auto kMajorA = kATransposed ? cute::GMMA::Major::MN : cute::GMMA::Major::K;
   static constexpr auto kMajorB = kBTransposed ? cute::GMMA::Major::MN : cute::GMMA::Major::K;

@@ -1,0 +1,14 @@
+#include "coda/programs/cross_entropy.h"
+
+#include "coda/hopper/kernels.h"
+
+using namespace coda;
+
+CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, Uncapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, Uncapped, WithLogitSum>);
+CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, SoftCapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, SoftCapped, WithLogitSum>);
+CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, Uncapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, Uncapped, WithLogitSum>);
+CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, SoftCapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, SoftCapped, WithLogitSum>);

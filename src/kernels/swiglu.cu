@@ -1,0 +1,9 @@
+#include "coda/programs/swiglu.h"
+
+#include "coda/hopper/kernels.h"
+
+using namespace coda;
+
+CODA_HOPPER_PROGRAM(TN, RmsNormSwiGlu<Tensors<bf16>>);
+CODA_HOPPER_PROGRAM(TN, RmsNormSwiGlu<Tensors<bf16>, DropGateUp>);
+CODA_HOPPER_PROGRAM(NN, SwiGluBackward<Tensors<bf16>>);
