@@ -49,7 +49,7 @@ target_compile_options(coda_hopper PRIVATE
 add_custom_target(coda_cuda DEPENDS coda_hopper)
 if(CODA_BUILD_CLI)
   foreach(part verify bench)
-    file(GLOB sources CONFIGURE_DEPENDS src/${part}/hopper/*.cc)
+    file(GLOB sources CONFIGURE_DEPENDS src/${part}/gpu/*.cc)
     target_sources(coda_cli PRIVATE ${sources})
   endforeach()
   target_link_libraries(coda_cli PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,coda_hopper>)
