@@ -40,13 +40,15 @@ constexpr const char* kHelp =
     "it: the "
     "largest share that an element took of its bound stands beside it. Then backward programs are held to the "
     "derivative of their "
-    "forward programs, and all calls must leave the same bytes when they are repeated, on any number of threads.";
+    "forward programs, and all calls must leave the same bytes when they are repeated, on any number of threads and by "
+    "tiles of any size.";
 
 struct Arguments {
   std::vector<std::string> programs;
   bool list = false;
   verify::Plan plan;
   std::string json;
+  std::string device = "cpu";
 };
 
 bool wanted(const std::string& program, const std::vector<std::string>& names) {
@@ -140,32 +142,42 @@ int run(const Arguments& arguments, const Programs& programs) {
   if (arguments.list) return list(programs);
   check_names(programs, arguments.programs);
   const auto start = std::chrono::steady_clock::now();
+  const bool on_cpu = arguments.device != "cuda";
+  std::vector<verify::Device> devices;
+  if (arguments.device != "cpu") devices.push_back(verify::gpu_device());
+  if (on_cpu) devices.push_back(verify::cpu_device());
   std::vector<std::string> engines;
-  for (cpu::Isa isa : verify::instruction_sets()) engines.push_back(verify::engine_name(isa));
-  fmt::print("on {}, 1 and several threads; seed {}, {} random round{}\n", fmt::join(engines, ", "),
-             arguments.plan.seed, arguments.plan.rounds, arguments.plan.rounds == 1 ? "" : "s");
+  for (const verify::Device& device : devices)
+    for (const auto& engine : device.engines) engines.push_back(engine->name());
+  fmt::print("on {}; seed {}, {} random round{}\n", fmt::join(engines, ", "), arguments.plan.seed,
+             arguments.plan.rounds, arguments.plan.rounds == 1 ? "" : "s");
 
   Table table(programs);
   std::vector<Row> repetitions;
   table.title("programs, against the oracle in double precision");
   for (const Program& program : programs) {
     if (!wanted(program.name, arguments.programs)) continue;
-    for (Row& row : verify::verify(program, arguments.plan)) {
-      if (row.check == Check::repetition)
-        repetitions.push_back(std::move(row));
-      else
-        table.add(row);
-    }
+    for (const verify::Device& device : devices)
+      for (Row& row : verify::verify(program, arguments.plan, device)) {
+        if (row.check == Check::repetition)
+          repetitions.push_back(std::move(row));
+        else
+          table.add(row);
+      }
   }
+  if (table.rows().empty())
+    throw UsageError("none of these programs has kernels for a GPU: those in bf16 of src/kernels/*.cu have");
   bool titled = false;
   for (const Derivative& derivative : programs.derivatives()) {
+    if (!on_cpu) break;  // the formula is one for all engines, and the oracle holds them to it
     if (!wanted(derivative.program, arguments.programs)) continue;
     if (!titled)
       table.title("backward programs, against the derivative of their forward programs by dual numbers (vjp)");
     titled = true;
     for (const Row& row : derivative.verify(arguments.plan.seed)) table.add(row);
   }
-  table.title("bitwise repetition: each call again, and on 2, 3 or 5 threads");
+  table.title(on_cpu ? "bitwise repetition: each call again, and on 2, 3 or 5 threads"
+                     : "bitwise repetition: each call 20 times, and by each size of tiles");
   for (const Row& row : repetitions) table.add(row);
 
   const auto failed = std::ranges::count_if(table.rows(), [](const Row& row) { return !row.passed(); });
@@ -182,6 +194,9 @@ Command verify_command(CLI::App& coda, std::function<const verify::Programs&()> 
   const auto a = std::make_shared<Arguments>();
   app->add_option("PROGRAM", a->programs, "by name, with its options or without [all]")->option_text(" ");
   app->add_flag("--list", a->list, "print the names of the programs and do nothing else")->option_text(" ");
+  show_default(app->add_option("--device", a->device, "whose engines: cpu, cuda or all")
+                   ->option_text("D")
+                   ->check(CLI::IsMember({"cpu", "cuda", "all"})));
   show_default(app->add_option("--seed", a->plan.seed, "of operands and random sizes")->option_text("S"));
   show_default(app->add_option("--rounds", a->plan.rounds, "of random sizes, 6 a round, after those always tried")
                    ->option_text("N")

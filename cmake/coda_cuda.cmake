@@ -1,27 +1,57 @@
-# The GPU half: the target coda_hopper, built by `make cuda` only; everything else builds without nvcc.
-file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cu)
-set(coda_has_gpu FALSE)
-if(hopper_sources AND CODA_CUDA)
-  include(CheckLanguage)
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    set(coda_has_gpu TRUE)
-  elseif(CODA_CUDA STREQUAL AUTO)
-    message(STATUS "coda: nvcc was not found, so the GPU half is not built; everything else is")
-  else()
-    message(FATAL_ERROR "CODA_CUDA=${CODA_CUDA}, but nvcc was not found; put it on PATH or set CUDACXX")
-  endif()
+# The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
+# everything else builds without nvcc.
+file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc)
+file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
+if(NOT CODA_CUDA)
+  return()
+endif()
+if(NOT hopper_kernels)
+  add_custom_target(coda_cuda
+    COMMAND ${CMAKE_COMMAND} -E echo "coda: there is no GPU half yet: neither src/hopper nor src/kernels holds a .cu file" VERBATIM)
+  return()
 endif()
 
-if(coda_has_gpu)
-  set(CMAKE_CUDA_STANDARD 20)
-  add_library(coda_hopper STATIC EXCLUDE_FROM_ALL ${hopper_sources})
-  set_target_properties(coda_hopper PROPERTIES CUDA_ARCHITECTURES 90a CUDA_RUNTIME_LIBRARY Static)
-  target_include_directories(coda_hopper PRIVATE src)
-  target_link_libraries(coda_hopper PRIVATE coda)
-  add_custom_target(coda_cuda DEPENDS coda_hopper)
-elseif(hopper_sources)
-  add_custom_target(coda_cuda
-    COMMAND ${CMAKE_COMMAND} -E echo "coda: the GPU half is not built: nvcc was not found or CODA_CUDA is OFF" VERBATIM)
+include(CheckLanguage)
+if(NOT CMAKE_CUDA_COMPILER)
+  unset(CMAKE_CUDA_COMPILER CACHE)  # it may have been installed since
+endif()
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  set(CODA_CUDA OFF CACHE BOOL "" FORCE)  # so that the CPU half builds as before
+  message(FATAL_ERROR "the GPU half needs nvcc, which was not found: put it on PATH, or set CUDACXX to it")
+endif()
+set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER} CACHE FILEPATH "")
+set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+enable_language(CUDA)
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # of which CMake 3.25.1 knows nothing
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.3)
+  message(FATAL_ERROR "nvcc is of version ${CMAKE_CUDA_COMPILER_VERSION}; the GPU half needs 12.3 or newer")
+endif()
+find_package(CUDAToolkit REQUIRED)
+include(cmake/coda_cutlass.cmake)
+# An nvcc takes up to 2 GB.
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=2)
+
+add_library(coda_hopper STATIC ${hopper_sources} ${hopper_kernels})
+# What ptxas reports of each kernel is kept beside its object, and must be what a fast kernel's is.
+set(launcher ${PROJECT_SOURCE_DIR}/scripts/nvcc_checked ${CMAKE_CXX_COMPILER_LAUNCHER})
+set_target_properties(coda_hopper PROPERTIES
+  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Static
+  JOB_POOL_COMPILE nvcc OPTIMIZE_DEPENDENCIES ON
+  CUDA_COMPILER_LAUNCHER "${launcher}")
+target_include_directories(coda_hopper PRIVATE src)
+target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass fmt::fmt)
+# Kernels are fast and without checks whatever the configuration.
+target_compile_options(coda_hopper PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-DNDEBUG;--expt-relaxed-constexpr;--prec-div=false;-Xptxas=-v>")
+
+# Verification finds a program's kernels by weak references, which draw nothing out of an archive.
+add_custom_target(coda_cuda DEPENDS coda_hopper)
+if(CODA_BUILD_CLI)
+  foreach(part verify bench)
+    file(GLOB sources CONFIGURE_DEPENDS src/${part}/gpu/*.cc)
+    target_sources(coda_cli PRIVATE ${sources})
+  endforeach()
+  target_link_libraries(coda_cli PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,coda_hopper>)
+  add_dependencies(coda_cuda coda_cli)
 endif()

@@ -21,6 +21,61 @@ inline constexpr double kFunctionError = 4 * kFloatRounding;
 /// The same of cos_sin_turns, absolute.
 inline constexpr double kRotationError = 4 * kFloatRounding;
 
+/// What is assumed of an engine's arithmetic where IEEE 754 does not say it.
+struct Arithmetic {
+  double function;  // relative error of exp, log, tanh and erf
+  double exponent;  // of exp, besides, for each unit of its argument
+  double division;  // relative error
+  double rotation;  // absolute error of cos_sin_turns
+  bool truncates;   // products are summed by tensor cores, which cut off what they cannot hold (truncated_sum_error)
+};
+/// The CPU engine's lanes.
+inline constexpr Arithmetic kLanes = {.function = kFunctionError,
+                                      .exponent = 0,
+                                      .division = kFloatRounding,
+                                      .rotation = kRotationError,
+                                      .truncates = false};
+/// A Hopper GPU. Its exp may be ex2.approx (2 units) of the rounded product of the argument and the rounded log2 e; log, tanh and
+/// erf are held to what CUDA's logf, tanhf and erff promise (2 units), which the .approx instructions do not; division is
+/// -prec-div=false's (2 units); sin.approx and cos.approx are off by 2^-20.5, and their angle is rounded before.
+inline constexpr Arithmetic kHopperArithmetic = {.function = 4 * kFloatRounding,
+                                                 .exponent = 1.25 * kFloatRounding,
+                                                 .division = 4 * kFloatRounding,
+                                                 .rotation = 16 * kFloatRounding,
+                                                 .truncates = true};
+
+/// What Bounded assumes now.
+inline Arithmetic assumed = kLanes;
+/// For as long as it lives, Bounded assumes this arithmetic.
+class Assume {
+ public:
+  explicit Assume(const Arithmetic& arithmetic) : before_(assumed) { assumed = arithmetic; }
+  ~Assume() { assumed = before_; }
+  Assume(const Assume&) = delete;
+  Assume& operator=(const Assume&) = delete;
+
+ private:
+  Arithmetic before_;
+};
+
+/// What the sum over k of a[k]·b[k] is off by where wgmma makes it: 16 products at a time, in ascending order. Assumed of a step:
+/// its products are exact; they and the sum so far are cut to two bits below the last place of the largest of them, and what they
+/// add up to is cut to a float. Nothing is rounded to nearest, so errors add up and do not cancel.
+inline double truncated_sum_error(const double* a, const double* b, int64_t k) {
+  constexpr int64_t kStep = 16;
+  double sum = 0, error = 0;
+  for (int64_t begin = 0; begin < k; begin += kStep) {
+    double largest = std::fabs(sum);
+    for (int64_t d = begin; d < std::min(begin + kStep, k); ++d) {
+      const double term = a[d] * b[d];
+      largest = std::max(largest, std::fabs(term));
+      sum += term;
+    }
+    error += static_cast<double>(kStep + 1) * 0x1p-25 * largest + 2 * kFloatRounding * std::fabs(sum);
+  }
+  return error;
+}
+
 struct Bounded {
   double value;
   double error;  // |what a float computation has here - value| is at most this
@@ -46,19 +101,20 @@ struct Bounded {
   friend Bounded operator/(Bounded a, Bounded b) {
     const double ratio = a.value / b.value;
     return {ratio, (a.error + std::fabs(ratio) * b.error) / (std::fabs(b.value) - b.error) +
-                       kFloatRounding * std::fabs(ratio) + kUnderflow};
+                       assumed.division * std::fabs(ratio) + kUnderflow};
   }
   friend bool operator<(Bounded a, Bounded b) { return a.value < b.value; }
   friend bool operator>(Bounded a, Bounded b) { return a.value > b.value; }
   friend bool operator<=(Bounded a, Bounded b) { return a.value <= b.value; }
   friend bool operator>=(Bounded a, Bounded b) { return a.value >= b.value; }
 
-  /// f(x), computed with a relative error of kFunctionError, where |f'| is at most slope.
-  Bounded function(double f, double slope) const { return {f, slope * error + kFunctionError * std::fabs(f)}; }
+  /// f(x), computed with a relative error of assumed.function, where |f'| is at most slope.
+  Bounded function(double f, double slope) const { return {f, slope * error + assumed.function * std::fabs(f)}; }
 
   friend Bounded exp(Bounded x) {
     const double y = std::exp(x.value);
-    return {y, y * std::expm1(x.error) + kFunctionError * y + kUnderflow};
+    const double relative = assumed.function + assumed.exponent * std::fabs(x.value);
+    return {y, y * std::expm1(x.error) + relative * y + kUnderflow};
   }
   friend Bounded log(Bounded x) { return x.function(std::log(x.value), 1 / (x.value - x.error)); }
   friend Bounded sqrt(Bounded x) {
@@ -79,7 +135,7 @@ struct Bounded {
   friend Bounded max(Bounded a, Bounded b) { return {std::max(a.value, b.value), std::max(a.error, b.error)}; }
   friend Bounded select(bool condition, Bounded a, Bounded b) { return condition ? a : b; }
   friend Pair<Bounded> cos_sin_turns(Bounded turns) {
-    const double angle = 2 * M_PI * turns.value, error = 2 * M_PI * turns.error + kRotationError;
+    const double angle = 2 * M_PI * turns.value, error = 2 * M_PI * turns.error + assumed.rotation;
     return {{std::cos(angle), error}, {std::sin(angle), error}};
   }
   friend Bounded round_to_float(Bounded x) {

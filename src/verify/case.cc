@@ -44,14 +44,13 @@ double sample(std::string_view name, Random& random, int64_t n) {
 
 // ---- memory
 
-Storage::Storage(std::string name, int64_t rows, int64_t cols, int64_t stride, int64_t element_bytes)
+Storage::Storage(std::string name, int64_t rows, int64_t cols, int64_t stride, int64_t element_bytes, int64_t alignment)
     : name_(std::move(name)),
       rows_(rows),
       cols_(cols),
       stride_(stride),
       element_bytes_(element_bytes),
-      // The first element is aligned to its own size and no further.
-      offset_(static_cast<size_t>(64 + element_bytes)) {
+      offset_(static_cast<size_t>(64 + alignment)) {
   bytes_.resize(offset_ + static_cast<size_t>(rows * stride * element_bytes) + 64, std::byte{0xff});
 }
 
@@ -158,7 +157,8 @@ coda::detail::Factor AnyCase::make_factor(const std::string& name, int64_t rows,
   const int64_t stored_rows = transposed ? depth : rows, stored_cols = transposed ? rows : depth;
   // Accumulators of about the size of a block's, whatever the depth.
   const double scale = name == "a" ? 1.5 / std::sqrt(static_cast<double>(std::max<int64_t>(depth, 1))) : 1;
-  Storage& memory = fill<T>(make_storage<T>(name, stored_rows, stored_cols), stored_rows, stored_cols, scale);
+  Storage& memory =
+      fill<T>(make_storage<T>(name, stored_rows, stored_cols, Layout::tile), stored_rows, stored_cols, scale);
   const Matrix<const T> view(memory.data<T>(), stored_rows, stored_cols, memory.stride());
   elements = transposed ? oracle::elements(transpose(view)) : oracle::elements(view);
   return transposed ? coda::detail::factor(transpose(view)) : coda::detail::factor(view);
@@ -185,6 +185,29 @@ std::pair<int64_t, int64_t> AnyCase::shape_of(const Field& field) const {
     default:
       return {m_, n_};
   }
+}
+
+oracle::Outputs<Bounded> AnyCase::expected(const Arithmetic& arithmetic) {
+  reset();  // what is accumulated into, or overwritten in place, is an input too
+  const Assume assume(arithmetic);
+  if (!arithmetic.truncates || is_map_) return apply(acc_);
+  oracle::Grid<Bounded> acc = acc_;
+  const int64_t k = acc_a_.cols;
+  for (int64_t i = 0; i < m_; ++i)
+    for (int64_t j = 0; j < n_; ++j)
+      acc(i, j).error = truncated_sum_error(acc_a_.values.data() + i * k, acc_b_.values.data() + j * k, k);
+  return apply(acc);
+}
+
+void AnyCase::run(Cpu& cpu) {
+  reset();
+  with_call([](const void* address) { return address; },
+            [&](const Call& call) {
+              if (call.is_map)
+                coda::detail::run_map(cpu, call.a, call.program, call.cpu);
+              else
+                coda::detail::run_product(cpu, call.a, call.b, call.program, call.cpu);
+            });
 }
 
 void AnyCase::reset() {

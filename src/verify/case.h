@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -16,9 +17,27 @@
 #include <utility>
 #include <vector>
 
-#include "coda/gemm.h"
+#include "coda/gpu.h"
 #include "oracle/oracle.h"
 #include "verify/bounded.h"
+
+namespace coda::detail {
+
+template <class P>
+[[gnu::weak]] const HopperKernels& hopper_kernels();
+
+/// The kernels of P for a Hopper GPU; null where they are not linked.
+template <class P>
+const HopperKernels* linked_hopper_kernels() {
+  if constexpr (std::is_same_v<element_of<P>, bf16>) {
+    // volatile: g++ 12 folds the comparison of a declared function with null, weak or not.
+    const HopperKernels& (*volatile kernels)() = &hopper_kernels<P>;
+    if (kernels != nullptr) return &kernels();
+  }
+  return nullptr;
+}
+
+}  // namespace coda::detail
 
 namespace coda::verify {
 
@@ -34,7 +53,8 @@ double sample(std::string_view name, Random& random, int64_t n);
 /// Memory of one operand, 0xff everywhere: NaN in every type of float that there is.
 class Storage {
  public:
-  Storage(std::string name, int64_t rows, int64_t cols, int64_t stride, int64_t element_bytes);
+  /// The first element lies at a multiple of alignment, 16 or less, and of no more.
+  Storage(std::string name, int64_t rows, int64_t cols, int64_t stride, int64_t element_bytes, int64_t alignment);
 
   const std::string& name() const { return name_; }
   int64_t rows() const { return rows_; }
@@ -45,6 +65,7 @@ class Storage {
     return reinterpret_cast<T*>(bytes_.data() + offset_);
   }
   const std::vector<std::byte>& bytes() const { return bytes_; }
+  std::span<std::byte> writable_bytes() { return bytes_; }
   void is_output() { output_ = true; }
   void remember() { before_ = bytes_; }
   void reset() { bytes_ = before_; }
@@ -98,9 +119,21 @@ double share(double got, Bounded want, ElementType element);
 inline const std::string kMapped = "the mapped matrix";
 
 struct CaseOptions {
-  int64_t padding = 3;                          // columns between the end of a row and the next
+  int64_t padding = 3;                          // columns between the end of a row and the next, at least
   std::map<std::string, std::string> in_place;  // output -> the input whose memory it is
+  bool aligned = false;                         // addresses and rows of factors and tiles: multiples of 16 bytes
 };
+
+/// A call as an engine takes it.
+struct Call {
+  const coda::detail::Factor &a, &b;  // of a map: a
+  bool is_map;
+  const coda::detail::ProgramInfo& program;
+  coda::detail::CpuKernels cpu;
+  const coda::detail::HopperKernels* hopper;  // null where there are none
+};
+/// Where an engine has what lies at this address of the host.
+using Placement = std::function<const void*(const void* address)>;
 
 /// A program with operands for m × n accumulators, whatever the program: Case<P> knows its type.
 class AnyCase {
@@ -125,14 +158,13 @@ class AnyCase {
 
   /// What the program makes of these accumulators and of what its operands hold now.
   virtual oracle::Outputs<Bounded> apply(const oracle::Grid<Bounded>& acc) const = 0;
-  oracle::Outputs<Bounded> expected() {
-    reset();  // what is accumulated into, or overwritten in place, is an input too
-    return apply(acc_);
-  }
-  void run(Cpu& cpu) {
-    reset();
-    call(cpu);
-  }
+  /// By an engine of this arithmetic.
+  oracle::Outputs<Bounded> expected(const Arithmetic& arithmetic = kLanes);
+  void run(Cpu& cpu);
+  /// body(call), its pointers placed.
+  virtual void with_call(const Placement& placed, const std::function<void(const Call&)>& body) const = 0;
+  std::deque<Storage>& storages() { return storages_; }
+  bool aligned() const { return options_.aligned; }
 
   /// Everything as it was made, or as it was when remember() was called.
   void reset();
@@ -159,13 +191,16 @@ class AnyCase {
 
  protected:
   virtual void make_operands() = 0;
-  virtual void call(Cpu& cpu) = 0;
+
+  /// tile: a factor or a tile, which may be asked to be aligned; partial: the slots of a reduction.
+  enum class Layout { vector, partial, tile };
+  static Layout layout_of(const Field& field) { return field.extent > 0 ? Layout::partial : Layout::tile; }
 
   // One for each kind of field, as the caller's side has it.
   template <class T>
   void make(Matrix<const T>& view, const Field& field) {
     const auto [rows, cols] = shape_of(field);
-    Storage& memory = fill<T>(make_storage<T>(std::string(field.name), rows, cols), rows, cols);
+    Storage& memory = fill<T>(make_storage<T>(std::string(field.name), rows, cols, layout_of(field)), rows, cols);
     view = {memory.data<T>(), rows, cols, memory.stride()};
   }
   template <class T>
@@ -173,7 +208,7 @@ class AnyCase {
     const auto [rows, cols] = shape_of(field);
     const std::string name(field.name);
     const bool in_place = options_.in_place.count(name) > 0;
-    Storage& memory = in_place ? storage_of(name) : make_storage<T>(name, rows, cols);
+    Storage& memory = in_place ? storage_of(name) : make_storage<T>(name, rows, cols, layout_of(field));
     if (field.kind == Kind::accumulate) {
       if constexpr (!std::is_same_v<T, MaxSum>) fill<T>(memory, rows, cols);
     }
@@ -184,12 +219,12 @@ class AnyCase {
   void make(Vector<const T>& view, const Field& field) {
     int64_t size = field.kind == Kind::per_row ? m_ : n_;
     if (field.kind == Kind::per_pair) size = n_ / 2 % 24 == 0 ? 24 : n_ / 2;  // a period where there can be one
-    Storage& memory = fill<T>(make_storage<T>(std::string(field.name), 1, size, true), 1, size);
+    Storage& memory = fill<T>(make_storage<T>(std::string(field.name), 1, size, Layout::vector), 1, size);
     view = {memory.data<T>(), size};
   }
   template <class T>
   void make(const T*& pointer, const Field& field) {
-    pointer = fill<T>(make_storage<T>(std::string(field.name), 1, 1, true), 1, 1).template data<T>();
+    pointer = fill<T>(make_storage<T>(std::string(field.name), 1, 1, Layout::vector), 1, 1).template data<T>();
   }
   template <class T>
   requires std::is_arithmetic_v<T>
@@ -217,9 +252,12 @@ class AnyCase {
  private:
   std::pair<int64_t, int64_t> shape_of(const Field& field) const;
   template <class T>
-  Storage& make_storage(std::string name, int64_t rows, int64_t cols, bool vector = false) {
-    const int64_t stride = vector ? cols : cols + options_.padding;
-    return storages_.emplace_back(std::move(name), rows, cols, stride, sizeof(T));
+  Storage& make_storage(std::string name, int64_t rows, int64_t cols, Layout layout) {
+    constexpr int64_t size = sizeof(T);
+    int64_t stride = layout == Layout::vector ? cols : cols + options_.padding;
+    const bool aligned = options_.aligned && layout == Layout::tile;
+    if (aligned) stride = (stride * size + 15) / 16 * 16 / size;
+    return storages_.emplace_back(std::move(name), rows, cols, stride, size, aligned ? 16 : size);
   }
   template <class T>
   Storage& fill(Storage& memory, int64_t rows, int64_t cols, double scale = 1) {
@@ -270,6 +308,21 @@ class Case : public AnyCase {
   oracle::Outputs<Bounded> apply(const oracle::Grid<Bounded>& acc) const override {
     return oracle::apply<Bounded>(acc, program_);
   }
+  void with_call(const Placement& placed, const std::function<void(const Call&)>& body) const override {
+    P program = program_;
+    each_field_of(program, [&](auto& field, const Field&) {
+      if constexpr (requires { field.data; })
+        place(field.data, placed);
+      else if constexpr (std::is_pointer_v<std::remove_reference_t<decltype(field)>>)
+        place(field, placed);
+    });
+    coda::detail::Factor a = a_, b = b_;
+    place(a.data, placed);
+    if (!is_map_) place(b.data, placed);
+    coda::detail::with_program(program, [&](const coda::detail::ProgramInfo& info) {
+      body({a, b, is_map_, info, coda::detail::cpu_kernels<P>(), coda::detail::linked_hopper_kernels<P>()});
+    });
+  }
   std::vector<std::string> numbers() const override {
     std::vector<std::string> names;
     P copy = program_;
@@ -290,16 +343,12 @@ class Case : public AnyCase {
     each_field([&](auto& field, const Field& described) { make(field, described); });
     remember();
   }
-  void call(Cpu& cpu) override {
-    coda::detail::with_program(program_, [&](const coda::detail::ProgramInfo& info) {
-      if (is_map_)
-        coda::detail::run_map(cpu, a_, info, coda::detail::cpu_kernels<P>());
-      else
-        coda::detail::run_product(cpu, a_, b_, info, coda::detail::cpu_kernels<P>());
-    });
-  }
 
  private:
+  template <class T>
+  static void place(T*& pointer, const Placement& placed) {
+    if (pointer != nullptr) pointer = static_cast<T*>(const_cast<void*>(placed(pointer)));
+  }
   template <class Body>
   void each_field(const Body& body) {
     each_field_of(program_, body);

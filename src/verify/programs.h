@@ -28,6 +28,7 @@ struct Program {
   std::vector<InPlace> in_place;
   Adjust adjust;
   std::function<std::unique_ptr<AnyCase>(int64_t m, int64_t n, Random& random, CaseOptions options)> make;
+  const coda::detail::HopperKernels* (*hopper)();  // its kernels for a GPU; null where there are none
 
   /// m × n accumulators, n rounded up to what the program needs.
   std::unique_ptr<AnyCase> make_case(int64_t m, int64_t n, Random& random, CaseOptions options = {}) const;
@@ -88,7 +89,8 @@ Program make_program(const std::vector<InPlace>& in_place = {}, const Adjust& ad
           .adjust = adjust,
           .make = [](int64_t m, int64_t n, Random& random, CaseOptions options) -> std::unique_ptr<AnyCase> {
             return std::make_unique<Case<P>>(m, n, random, std::move(options));
-          }};
+          },
+          .hopper = &coda::detail::linked_hopper_kernels<P>};
 }
 
 /// A backward program beside its forward program.

@@ -27,41 +27,83 @@ const char* name_of(ElementType element) {
 struct Form {
   Order a, b;
   const char* name;
+  coda::detail::Form form;
 };
-constexpr std::array kForms = {Form{Order::plain, Order::plain, "TN"}, Form{Order::plain, Order::transposed, "NN"},
-                               Form{Order::transposed, Order::transposed, "NT"}};
+constexpr std::array kForms = {Form{Order::plain, Order::plain, "TN", coda::detail::Form::TN},
+                               Form{Order::plain, Order::transposed, "NN", coda::detail::Form::NN},
+                               Form{Order::transposed, Order::transposed, "NT", coda::detail::Form::NT}};
 constexpr auto kFloat = ElementType::float32, kBf16 = ElementType::bfloat16;
 constexpr std::array kMixtures = {std::pair{kFloat, kFloat}, std::pair{kBf16, kBf16}, std::pair{kFloat, kBf16},
                                   std::pair{kBf16, kFloat}};
 
+/// One of the CPU's instruction sets.
+class CpuEngine : public Engine {
+ public:
+  explicit CpuEngine(cpu::Isa isa) : isa_(isa) {}
+  std::string name() const override { return engine_name(isa_); }
+  std::vector<Way> ways(AnyCase& /*c*/) override { return {on(1)}; }
+  std::vector<Way> again(AnyCase& /*c*/, Random& random) override {
+    return {on(1), on(kThreads[random() % kThreads.size()])};
+  }
+
+ private:
+  Way on(int threads) {
+    return {fmt::format("on {} thread{}", threads, threads > 1 ? "s" : ""), [this, threads](AnyCase& c) {
+              const Chosen chosen(isa_);
+              c.run(pool(threads));
+            }};
+  }
+
+  cpu::Isa isa_;
+};
+
 /// The rows of one program as they grow.
 class Trial {
  public:
-  Trial(const Program& program, uint64_t seed) : program_(program), random_(seed ^ seed_of(program.name)) {
-    for (cpu::Isa isa : instruction_sets()) {
-      oracle_.push_back({.check = Check::oracle, .program = program.name, .engine = engine_name(isa)});
-      repetition_.push_back({.check = Check::repetition, .program = program.name, .engine = engine_name(isa)});
+  Trial(const Program& program, uint64_t seed, const Device& device)
+      : program_(program), device_(device), random_(seed ^ seed_of(program.name)) {
+    for (const auto& engine : device.engines) {
+      oracle_.push_back({.check = Check::oracle, .program = program.name, .engine = engine->name()});
+      repetition_.push_back({.check = Check::repetition, .program = program.name, .engine = engine->name()});
     }
+    const coda::detail::HopperKernels* kernels = device.gpu ? program.hopper() : nullptr;
+    for (size_t form = 0; form < kForms.size(); ++form)
+      if (!device.gpu || (kernels != nullptr && std::ranges::count(kernels->products, kForms[form].form,
+                                                                   &coda::detail::HopperKernel::form) > 0))
+        forms_.push_back(form);
+    maps_ = !device.gpu || (kernels != nullptr && kernels->map != nullptr);
+    for (size_t mixture = 0; mixture < kMixtures.size(); ++mixture)
+      if (!device.gpu || kMixtures[mixture] == std::pair{kBf16, kBf16}) mixtures_.push_back(mixture);
   }
+
+  bool nothing_to_call() const { return forms_.empty() && !maps_; }
 
   /// The products that plan asks for, all the maps, and the program's own forms in place.
   void all_calls(const Size& size, const Plan& plan, int64_t padding) {
-    if (plan.products) {
-      for (size_t form = 0; form < kForms.size() && plan.every_form; ++form)
-        for (size_t mixture = 0; mixture < kMixtures.size(); ++mixture) product(size, form, mixture, {padding, {}});
-      if (!plan.every_form) product(size, {padding, {}});
-    }
-    if (plan.maps) map(size, random_() % 2 == 0 ? kFloat : kBf16, {padding, {}});
-    for (const InPlace& alias : program_.in_place) {
-      const CaseOptions options{padding, {{alias.output, alias.input}}};
-      if (alias.input != kMapped && plan.products) product(size, options);
-      if (alias.input == kMapped && plan.maps) map(size, element_of(alias.output), options);
-    }
+    const bool products = plan.products && !forms_.empty(), maps = plan.maps && maps_;
+    // The GPU's fused kernels take what TMA can load and store; what it cannot goes another way.
+    if (device_.gpu) all_calls(size, plan, padding, products, maps, true);
+    all_calls(size, plan, padding, products, maps, false);
   }
   /// Mostly with tails, now and then 0 or 1; strides odd and even.
   void random_calls(const Plan& plan) {
     const Size size{random_size(200), random_size(300), random_size(600)};
     all_calls(size, plan, static_cast<int64_t>(uniform(random_, 0, 10)));
+  }
+
+  void all_calls(const Size& size, const Plan& plan, int64_t padding, bool products, bool maps, bool aligned) {
+    const CaseOptions apart{padding, {}, aligned};
+    if (products) {
+      for (size_t form : plan.every_form ? forms_ : std::vector<size_t>{})
+        for (size_t mixture : mixtures_) product(size, form, mixture, apart);
+      if (!plan.every_form) product(size, apart);
+    }
+    if (maps) map(size, random_() % 2 == 0 ? kFloat : kBf16, apart);
+    for (const InPlace& alias : program_.in_place) {
+      const CaseOptions options{padding, {{alias.output, alias.input}}, aligned};
+      if (alias.input != kMapped && products) product(size, options);
+      if (alias.input == kMapped && maps) map(size, element_of(alias.output), options);
+    }
   }
 
   bool faulty() const {
@@ -83,7 +125,8 @@ class Trial {
 
   void product(const Size& size, const CaseOptions& options) {
     // How factors are read does not depend on the program.
-    product(size, random_() % kForms.size(), random_() % kMixtures.size(), options);
+    const size_t form = forms_[random_() % forms_.size()];
+    product(size, form, mixtures_[random_() % mixtures_.size()], options);
   }
   void product(const Size& size, size_t form_number, size_t mixture, const CaseOptions& options) {
     const Form& form = kForms[form_number];
@@ -101,34 +144,45 @@ class Trial {
   static std::string text(const CaseOptions& options) {
     std::string words;
     for (const auto& [output, input] : options.in_place) words += fmt::format(", {} over {}", output, input);
+    if (options.aligned) words += ", aligned";
     return words;
   }
 
   void call(AnyCase& c, const std::string& what) {
-    auto expected = c.expected();
-    const int threads = kThreads[random_() % kThreads.size()];
-    size_t engine = 0;
-    for (cpu::Isa isa : instruction_sets()) {
-      const Chosen chosen(isa);
-      Row &judged = oracle_[engine], &repeated = repetition_[engine];
-      ++engine;
-      c.run(pool(1));
-      if (program_.adjust) program_.adjust(c, expected);
-      judged.take(c.compare(expected), what);
-      if (const auto trespass = c.trespass(); trespass && judged.passed()) judged.fault = what + ": " + *trespass;
-      const std::vector<std::byte> first = c.memory();
-      for (int n : {1, threads}) {
-        c.run(pool(n));
+    auto expected = c.expected(device_.arithmetic);
+    const Assume assume(device_.arithmetic);
+    for (size_t i = 0; i < device_.engines.size(); ++i) {
+      Engine& engine = *device_.engines[i];
+      Row &judged = oracle_[i], &repeated = repetition_[i];
+      const std::vector<Way> ways = engine.ways(c);
+      std::vector<std::byte> first;
+      const auto repeats = [&](const Way& way) {
         ++repeated.calls;
         if (repeated.passed() && c.memory() != first)
-          repeated.fault =
-              fmt::format("{}: on {} thread{} other bytes than at first on one", what, n, n > 1 ? "s" : "");
+          repeated.fault = fmt::format("{}: {} other bytes than at first {}", what, way.name, ways.front().name);
+      };
+      for (const Way& way : ways) {
+        way.run(c);
+        if (program_.adjust) program_.adjust(c, expected);
+        judged.take(c.compare(expected), ways.size() > 1 ? what + ", " + way.name : what);
+        if (const auto trespass = c.trespass(); trespass && judged.passed()) judged.fault = what + ": " + *trespass;
+        if (first.empty())
+          first = c.memory();
+        else
+          repeats(way);
+      }
+      for (const Way& way : engine.again(c, random_)) {
+        way.run(c);
+        repeats(way);
       }
     }
   }
 
   const Program& program_;
+  const Device& device_;
   Random random_;
+  std::vector<size_t> forms_, mixtures_;  // of kForms and kMixtures
+  bool maps_;
   std::vector<Row> oracle_, repetition_;  // one for each engine
 };
 
@@ -147,9 +201,36 @@ void Row::take(const Comparison& comparison, const std::string& call) {
   fault = words.str();
 }
 
+bool gpu_half_is_linked() {
+  std::unique_ptr<Engine> (*volatile engine)() = &gpu_engine;  // see linked_hopper_kernels
+  return engine != nullptr;
+}
+
+Device cpu_device() {
+  Device device{.engines = {}, .sizes = kSizes, .arithmetic = kLanes, .gpu = false};
+  for (cpu::Isa isa : instruction_sets()) device.engines.push_back(std::make_unique<CpuEngine>(isa));
+  return device;
+}
+
+Device gpu_device() {
+  if (!gpu_half_is_linked()) throw UsageError("this coda was built without its GPU half: `make cuda` builds it");
+  Device device{.engines = {}, .sizes = kGpuSizes, .arithmetic = kHopperArithmetic, .gpu = true};
+  try {
+    device.engines.push_back(gpu_engine());
+  } catch (const DeviceError& error) {
+    throw UsageError(error.what());
+  }
+  return device;
+}
+
 std::vector<Row> verify(const Program& program, const Plan& plan) {
-  Trial trial(program, plan.seed);
-  for (const Size& size : kSizes)
+  return verify(program, plan, cpu_device());
+}
+
+std::vector<Row> verify(const Program& program, const Plan& plan, const Device& device) {
+  Trial trial(program, plan.seed, device);
+  if (trial.nothing_to_call()) return {};
+  for (const Size& size : device.sizes)
     if (!trial.faulty()) trial.all_calls(size, plan, CaseOptions{}.padding);
   constexpr int kSizesOfARound = 6;
   for (int i = 0; i < plan.rounds * kSizesOfARound && !trial.faulty(); ++i) trial.random_calls(plan);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/isa.h"
+#include "verify/engine.h"
 #include "verify/programs.h"
 #include "verify/row.h"
 
@@ -21,6 +22,13 @@ inline constexpr std::array kSizes = {Size{0, 40, 8},    Size{6, 0, 8},      Siz
                                       Size{97, 272, 31}, Size{130, 400, 64}, Size{33, 16, 255},  Size{5, 8, 300},
                                       Size{1, 300, 9},   Size{193, 1, 70},   Size{64, 144, 513}};
 
+/// The same on a GPU: around TMA's 8 columns, tiles of 64, 128 and 256, odd numbers of them for clusters of 2, and depths of 64.
+inline constexpr std::array kGpuSizes = {
+    Size{0, 40, 8},     Size{6, 0, 8},       Size{6, 48, 0},       Size{1, 1, 1},      Size{1, 16, 8},
+    Size{127, 128, 40}, Size{129, 144, 64},  Size{64, 256, 72},    Size{65, 272, 33},  Size{255, 264, 8},
+    Size{257, 120, 96}, Size{384, 384, 128}, Size{128, 640, 1000}, Size{640, 96, 264}, Size{300, 1040, 136},
+    Size{33, 1, 70},    Size{1160, 520, 512}};
+
 /// Which calls are made.
 struct Plan {
   uint64_t seed = 1;
@@ -29,7 +37,22 @@ struct Plan {
   bool products = true, maps = true;
 };
 
-/// The rows of a program, oracle and repetition, for each engine. Stops at the first fault.
+/// Engines that take the same calls.
+struct Device {
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::span<const Size> sizes;
+  Arithmetic arithmetic;
+  bool gpu;  // bf16 factors, in the forms that the program has kernels for
+};
+/// An engine for each instruction set.
+Device cpu_device();
+/// The GPU engine on the current device. Throws UsageError that says what is missing: the GPU half, or a GPU that it runs on.
+Device gpu_device();
+
+/// The rows of a program, oracle and repetition, for each engine. Stops at the first fault. No rows for a program without kernels
+/// for the GPU.
+std::vector<Row> verify(const Program& program, const Plan& plan, const Device& device);
+/// On the CPU.
 std::vector<Row> verify(const Program& program, const Plan& plan);
 
 /// The CPU engine's instruction sets that this machine runs.

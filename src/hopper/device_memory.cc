@@ -1,0 +1,50 @@
+#include "hopper/device_memory.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "coda/gpu.h"
+
+namespace coda::hopper {
+
+namespace {
+
+void check(cudaError_t result, const char* what) {
+  if (result != cudaSuccess) throw DeviceError(fmt::format("{}: CUDA says {}", what, cudaGetErrorString(result)));
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
+  void* data = nullptr;
+  if (bytes > 0)
+    check(cudaMalloc(&data, static_cast<size_t>(bytes)), fmt::format("{} bytes of device memory", bytes).c_str());
+  data_ = static_cast<std::byte*>(data);
+}
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+DeviceMemory::~DeviceMemory() {
+  cudaFree(data_);
+}
+
+void DeviceMemory::fill(std::byte value) {
+  if (bytes_ == 0) return;
+  check(cudaMemset(data_, std::to_integer<int>(value), static_cast<size_t>(bytes_)), "filling device memory");
+  synchronize();
+}
+void DeviceMemory::copy_from(const std::byte* host) {
+  check(cudaMemcpy(data_, host, static_cast<size_t>(bytes_), cudaMemcpyHostToDevice), "copying to the device");
+  synchronize();  // a copy from pageable memory may return before it is there
+}
+void DeviceMemory::copy_to(std::byte* host) const {
+  synchronize();
+  check(cudaMemcpy(host, data_, static_cast<size_t>(bytes_), cudaMemcpyDeviceToHost), "copying from the device");
+}
+
+void synchronize() {
+  check(cudaDeviceSynchronize(), "waiting for the device");
+}
+
+}  // namespace coda::hopper

@@ -1,0 +1,152 @@
+// The GPU engine under verification: every operand mirrored in device memory, with its guards and its poison.
+#include "verify/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "coda/gpu.h"
+#include "hopper/device_memory.h"
+
+namespace coda::verify {
+
+namespace {
+
+using coda::detail::Factor;
+using coda::detail::Form;
+using coda::detail::HopperKernel;
+using coda::detail::HopperKernels;
+using coda::detail::HopperTile;
+using hopper::DeviceMemory;
+
+constexpr int kRuns = 20;
+constexpr std::byte kPoison{0xff};
+
+Form form_of(const Factor& a, const Factor& b) {
+  if (a.transposed) return Form::NT;
+  return b.transposed ? Form::NN : Form::TN;
+}
+
+std::string name_of(HopperTile tile) {
+  switch (tile) {
+    case HopperTile::pingpong_128x128:
+      return "by ping-pong tiles of 128x128";
+    case HopperTile::pingpong_64x256:
+      return "by ping-pong tiles of 64x256";
+    case HopperTile::cooperative_128x256:
+      return "by cooperative tiles of 128x256";
+    case HopperTile::cooperative_256x128:
+      return "by cooperative tiles of 256x128";
+  }
+  return "by other tiles";
+}
+
+/// A case's memory on the device. Addresses there are aligned as they are here.
+class Mirror {
+ public:
+  explicit Mirror(AnyCase& c) : storages_(c.storages()) {
+    for (Storage& s : storages_) {
+      memory_.emplace_back(static_cast<int64_t>(s.bytes().size()));
+      memory_.back().copy_from(s.bytes().data());
+    }
+  }
+  const void* placed(const void* address) const {
+    const auto* host = static_cast<const std::byte*>(address);
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const auto& bytes = storages_[i].bytes();
+      if (host >= bytes.data() && host < bytes.data() + bytes.size()) return memory_[i].data() + (host - bytes.data());
+    }
+    throw Error("an operand has memory that its case did not make");
+  }
+  void copy_back() {
+    for (size_t i = 0; i < storages_.size(); ++i) memory_[i].copy_to(storages_[i].writable_bytes().data());
+  }
+
+ private:
+  std::deque<Storage>& storages_;
+  std::vector<DeviceMemory> memory_;
+};
+
+/// What gemm_workspace asked for, and guards behind it.
+class Workspace {
+ public:
+  explicit Workspace(int64_t bytes) : bytes_(bytes), memory_(bytes + kGuard) { memory_.fill(kPoison); }
+  void* data() { return memory_.data(); }
+  void check() const {
+    std::vector<std::byte> all(static_cast<size_t>(memory_.bytes()));
+    memory_.copy_to(all.data());
+    const auto guard = all.begin() + static_cast<std::ptrdiff_t>(bytes_);
+    const auto written = std::find_if(guard, all.end(), [](std::byte b) { return b != kPoison; });
+    if (written != all.end())
+      throw Error(fmt::format("the workspace of {} bytes was written at byte {}", bytes_, written - all.begin()));
+  }
+
+ private:
+  static constexpr int64_t kGuard = 256;
+  int64_t bytes_;
+  DeviceMemory memory_;
+};
+
+class HopperEngine : public Engine {
+ public:
+  std::string name() const override { return "hopper"; }
+
+  std::vector<Way> ways(AnyCase& c) override {
+    std::vector<Way> all;
+    c.with_call([](const void* address) { return address; },
+                [&](const Call& call) {
+                  if (call.is_map || !c.aligned()) return;
+                  for (const HopperKernel& kernel : call.hopper->products)
+                    if (kernel.form == form_of(call.a, call.b))
+                      all.push_back({name_of(kernel.tile), [this, tile = kernel.tile](AnyCase& it) { run(it, tile); }});
+                });
+    if (all.empty()) all.push_back(any());
+    return all;
+  }
+  std::vector<Way> again(AnyCase& /*c*/, Random& /*random*/) override { return std::vector<Way>(kRuns - 1, any()); }
+
+ private:
+  /// As the engine itself chooses.
+  Way any() {
+    return {"again", [this](AnyCase& c) { run(c, {}); }};
+  }
+
+  void run(AnyCase& c, std::optional<HopperTile> tile) {
+    c.reset();
+    Mirror mirror(c);
+    std::optional<Workspace> workspace;
+    c.with_call([&](const void* address) { return mirror.placed(address); },
+                [&](const Call& call) {
+                  HopperKernels kernels = *call.hopper;
+                  std::vector<HopperKernel> chosen;
+                  if (tile) {
+                    std::ranges::copy_if(kernels.products, std::back_inserter(chosen),
+                                         [&](const HopperKernel& k) { return k.tile == *tile; });
+                    kernels.products = chosen;
+                  }
+                  if (call.is_map) {
+                    coda::detail::run_map(gpu_, call.a, call.program, kernels);
+                  } else {
+                    const int64_t bytes = coda::detail::product_workspace(call.a, call.b, call.program, kernels);
+                    workspace.emplace(bytes);
+                    gpu_.set_workspace(bytes > 0 ? workspace->data() : nullptr, bytes);
+                    coda::detail::run_product(gpu_, call.a, call.b, call.program, kernels);
+                  }
+                });
+    hopper::synchronize();
+    mirror.copy_back();
+    if (workspace) workspace->check();
+  }
+
+  Gpu gpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> gpu_engine() {
+  return std::make_unique<HopperEngine>();
+}
+
+}  // namespace coda::verify
