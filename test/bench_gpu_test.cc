@@ -99,7 +99,11 @@ TEST(GpuReport_, TextHasFiguresBarsAndFailures) {
   const GpuReport report = report_of_three();
   EXPECT_NE(text_of(report.results[0]).find("0.500 (1.000)"), std::string::npos) << text_of(report.results[0]);
   EXPECT_NE(text_of(report.results[0]).find("h 1.50e-03 (2.50e-03)"), std::string::npos);
+  EXPECT_EQ(text_of(report.results[0]).find("LARGER"), std::string::npos);
   EXPECT_NE(text_of(report.results[2]).find("qkv is wrong"), std::string::npos);
+  GpuResult inaccurate = report.results[0];
+  inaccurate.errors[0].coda = 3e-3;
+  EXPECT_NE(text_of(inaccurate).find("LARGER"), std::string::npos);
   EXPECT_NE(gpu_means_table(report).find("1.000 (0.97) over"), std::string::npos) << gpu_means_table(report);
   EXPECT_EQ(gpu_means_table(report).find("met "), std::string::npos);
   EXPECT_EQ(gpu_means_table({}), "");

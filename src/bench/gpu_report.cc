@@ -16,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kSingleShapeBar = 1.03;
+constexpr double kNoise = 1.01;  // two errors that are the same up to the order of sums
 
 double tflops(const GpuCase& product, const Time& time) {
   return 1e-12 * product.flops() / time.median;
@@ -126,7 +127,8 @@ std::string text_of(const GpuResult& result) {
   if (!result.errors.empty()) {
     text += "  error (of the bf16 path):";
     for (const OutputError& error : result.errors)
-      text += fmt::format("  {} {:.2e} ({:.2e})", error.name, error.coda, error.bf16_path);
+      text += fmt::format("  {} {:.2e} ({:.2e}){}", error.name, error.coda, error.bf16_path,
+                          error.coda <= kNoise * error.bf16_path ? "" : " LARGER");
     text += '\n';
   }
   return text;
