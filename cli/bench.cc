@@ -1,14 +1,17 @@
-// coda bench: programs, a block and a training step beside plain products of libraries.
+// coda bench: programs, a block and a training step beside plain products of libraries; programs on a GPU beside cuBLAS.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/contest.h"
+#include "bench/gpu.h"
+#include "bench/gpu_report.h"
 #include "bench/library.h"
 #include "bench/rows.h"
 #include "bench/step.h"
@@ -32,11 +35,22 @@ constexpr const char* kHelp =
     "take turns in one run; medians, with the range of the rounds, and medians of each round's own ratios.\n\n"
     "  coda bench                                 everything\n"
     "  coda bench programs --hidden 1024 --ffn 2816\n"
-    "  coda bench step --layers 8 --json step.json";
+    "  coda bench step --layers 8 --json step.json\n\n"
+    "On a GPU, programs of a Llama's shapes beside cuBLAS, each named: back to back, as in training, and alone after a "
+    "rest.\n\n"
+    "  coda bench --device cuda                   every row of the table, at three hidden sizes\n"
+    "  coda bench --device cuda residual loss --hidden 4096";
+
+enum class Device { cpu, cuda };
 
 struct Arguments {
+  Device device = Device::cpu;
   std::vector<std::string> what;
   bench::Shape shape;
+  std::vector<int64_t> hidden;
+  std::optional<int64_t> tokens;
+  std::optional<int> round_count;
+  std::optional<double> warm;
   int64_t layers = 4, rows = 8, seq = 256;
   llama::Dtype dtype = llama::Dtype::fp32;
   int threads = 0;
@@ -206,8 +220,15 @@ class Bench {
   Json json_;
 };
 
-int run(const Arguments& arguments) {
-  const bench::Shape& shape = arguments.shape;
+int run_cpu(Arguments arguments) {
+  for (const std::string& what : arguments.what)
+    if (what != "programs" && what != "block" && what != "step")
+      throw UsageError(fmt::format("{} is not one of programs, block, step", what));
+  if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size on the CPU");
+  bench::Shape& shape = arguments.shape;
+  if (!arguments.hidden.empty()) shape.hidden = arguments.hidden[0];
+  shape.tokens = arguments.tokens.value_or(shape.tokens);
+  arguments.rounds.count = arguments.round_count.value_or(arguments.rounds.count);
   if (shape.hidden % shape.heads != 0)
     throw UsageError(fmt::format("--hidden is {}; it needs a multiple of --heads, {}", shape.hidden, shape.heads));
   if (shape.heads % shape.kv_heads != 0)
@@ -226,18 +247,73 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
+int run_gpu(const Arguments& arguments) {
+  bench::GpuOptions options;
+  options.rows = arguments.what;
+  if (!arguments.hidden.empty()) options.hidden = arguments.hidden;
+  for (const int64_t hidden : options.hidden)
+    if (hidden % 128 != 0) throw UsageError(fmt::format("--hidden is {}; it needs a multiple of a head's 128", hidden));
+  options.tokens = arguments.tokens.value_or(options.tokens);
+  options.rounds = arguments.round_count.value_or(options.rounds);
+  options.cool_rounds = std::max(1, options.rounds / 3);
+  options.warm_seconds = arguments.warm.value_or(options.warm_seconds);
+  (void)bench::gpu_cases(options);  // refuses rows that there are not
+  if (bench::bench_gpu == nullptr)
+    throw UsageError("--device cuda: this coda was built without its GPU half, which `make cuda` builds");
+
+  int64_t hidden = 0;
+  const bench::GpuReport report = bench::bench_gpu(options, [&](const bench::GpuReport& so_far) {
+    if (so_far.results.empty()) {
+      fmt::print("{}", bench::text_of(so_far.machine));
+    } else {
+      const bench::GpuResult& last = so_far.results.back();
+      if (last.product.hidden != hidden) fmt::print("{}", bench::gpu_table_head(so_far, last.product.hidden));
+      hidden = last.product.hidden;
+      fmt::print("{}", bench::text_of(last));
+    }
+    std::fflush(stdout);
+    // After every case: a run that is cut short has measured something.
+    if (!arguments.json.empty()) train::write_file(arguments.json, bench::json_of(so_far));
+  });
+  fmt::print("{}", bench::gpu_means_table(report));
+  const auto failures =
+      std::ranges::count_if(report.results, [](const auto& result) { return !result.failure.empty(); });
+  if (failures > 0) throw Error(fmt::format("{} of {} cases were not timed", failures, report.results.size()));
+  return 0;
+}
+
+int run(const CLI::App& app, const Arguments& arguments) {
+  const auto refuse = [&](std::initializer_list<const char*> options, const char* device) {
+    for (const char* option : options)
+      if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --device {}", option, device));
+  };
+  if (arguments.device == Device::cuda) {
+    refuse({"--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--batch", "--seq", "--dtype", "--threads"},
+           "cuda");
+    return run_gpu(arguments);
+  }
+  refuse({"--warm"}, "cpu");
+  return run_cpu(arguments);
+}
+
 }  // namespace
 
 Command bench_command(CLI::App& coda) {
   CLI::App* app = coda.add_subcommand("bench", kHelp);
   const auto a = std::make_shared<Arguments>();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20, "1 to 1048576");
-  app->add_option("WHAT", a->what, "programs, block, step [all]")
-      ->check(CLI::IsMember({"programs", "block", "step"}))
-      ->option_text("...");
-  show_default(
-      app->add_option("--tokens", a->shape.tokens, "rows of programs and block")->option_text("M")->check(size));
-  show_default(app->add_option("--hidden", a->shape.hidden, "width of the stream")->option_text("D")->check(size));
+  std::string rows;
+  for (const bench::GpuRow& row : bench::gpu_rows()) rows += (rows.empty() ? "" : ", ") + std::string(row.name);
+  app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU " + rows)->option_text("...");
+  add_choice<Device>(*app, "--device", a->device, {{"cpu", Device::cpu}, {"cuda", Device::cuda}}, "where coda runs");
+  app->add_option("--tokens", a->tokens, "rows of programs and block")
+      ->option_text(fmt::format("M [{}; {} on a GPU]", a->shape.tokens, bench::GpuOptions{}.tokens))
+      ->check(size);
+  app->add_option("--hidden", a->hidden, "width of the stream; several on a GPU")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->option_text(fmt::format("D [{}; {} on a GPU]", a->shape.hidden, fmt::join(bench::GpuOptions{}.hidden, ",")))
+      ->check(size);
   show_default(app->add_option("--ffn", a->shape.ffn, "width of the feed-forward")->option_text("F")->check(size));
   show_default(app->add_option("--heads", a->shape.heads, "of queries")->option_text("H")->check(size));
   show_default(app->add_option("--kv-heads", a->shape.kv_heads, "of keys and values")->option_text("H")->check(size));
@@ -249,11 +325,14 @@ Command bench_command(CLI::App& coda) {
   show_default(app->add_option("--seq", a->seq, "tokens of such a row")->option_text("T")->check(size));
   add_dtype(*app, a->dtype, "of activations and weights");
   show_default(app->add_option("--threads", a->threads, "0 for all")->option_text("N"));
-  show_default(app->add_option("--rounds", a->rounds.count, "turns of each")
-                   ->option_text("N")
-                   ->check(CLI::Range(1, 1000, "1 to 1000")));
+  app->add_option("--rounds", a->round_count, "turns of each; on a GPU a third as many of single launches")
+      ->option_text(fmt::format("N [{}; {} on a GPU]", a->rounds.count, bench::GpuOptions{}.rounds))
+      ->check(CLI::Range(1, 1000, "1 to 1000"));
+  app->add_option("--warm", a->warm, "load on a GPU before the first round of each case")
+      ->option_text(fmt::format("SECONDS [{:.0f}]", bench::GpuOptions{}.warm_seconds))
+      ->check(CLI::Range(0.0, 60.0, "0 to 60"));
   app->add_option("--json", a->json, "writes the figures there too")->option_text("FILE");
-  return {app, [a] { return run(*a); }};
+  return {app, [app, a] { return run(*app, *a); }};
 }
 
 }  // namespace coda::cli

@@ -99,6 +99,12 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("train --data ids --token-type u16", 2, "--vocab");
   expect_refused("eval --data text", 2, "--model");
   expect_refused("train --data text --threads -1", 2, "--threads");
+  expect_refused("bench blocks", 2, "blocks is not one of programs, block, step");
+  expect_refused("bench block --hidden 512,1024", 2, "--hidden takes one size on the CPU");
+  expect_refused("bench block --warm 1", 2, "--warm means nothing with --device cpu");
+  expect_refused("bench --device cuda block", 2, "block is not a row of the GPU's table");
+  expect_refused("bench --device cuda --hidden 2048,1000", 2, "--hidden is 1000");
+  expect_refused("bench --device cuda --threads 2", 2, "--threads means nothing with --device cuda");
 }
 
 TEST_F(CliTest, ExplainsProgramsAndBlocks) {

@@ -22,12 +22,17 @@ double seconds(const std::function<void()>& run, int64_t times) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+}  // namespace
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
 }
 
-}  // namespace
+Time time_of(std::vector<double> rounds) {
+  const auto [low, high] = std::ranges::minmax(rounds);
+  return {median(rounds), low, high, std::move(rounds)};
+}
 
 std::vector<Time> measure(const std::vector<Entry>& entries, const Rounds& rounds) {
   std::vector<std::vector<double>> taken(entries.size());
@@ -44,10 +49,7 @@ std::vector<Time> measure(const std::vector<Entry>& entries, const Rounds& round
     }
   }
   std::vector<Time> result;
-  for (const auto& times : taken) {
-    const auto [low, high] = std::ranges::minmax(times);
-    result.push_back({median(times), low, high, times});
-  }
+  for (auto& times : taken) result.push_back(time_of(std::move(times)));
   return result;
 }
 

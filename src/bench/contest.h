@@ -18,6 +18,10 @@ struct Time {
   std::vector<double> rounds;  // of each
 };
 
+double median(std::vector<double> values);
+/// Of what each round took.
+Time time_of(std::vector<double> rounds);
+
 /// The median over the rounds of a's time over b's in the same round: what slows the whole machine for a while falls on both.
 double ratio(const Time& a, const Time& b);
 

@@ -1,10 +1,7 @@
 #include "library.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 
-#include "coda/error.h"
 #include "cpu/isa.h"
 #include "cpu/microkernel.h"
 #include "cpu/pack.h"
@@ -15,13 +12,6 @@ namespace {
 
 // cblas.h
 constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
-
-template <class Function>
-Function* symbol(void* library, const char* name) {
-  void* found = dlsym(library, name);
-  if (found == nullptr) throw Error(std::string("the OpenBLAS that was found has no ") + name);
-  return reinterpret_cast<Function*>(found);
-}
 
 }  // namespace
 
@@ -37,17 +27,12 @@ const char* name(Form form) {
   return "";
 }
 
-OpenBlas::OpenBlas(int threads) : library_(dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL)) {
-  if (library_ == nullptr)
-    throw Error("coda bench measures against OpenBLAS, which is not here: apt-get install libopenblas0-pthread");
-  sgemm_ = symbol<void(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int)>(
-      library_, "cblas_sgemm");
-  symbol<void(int)>(library_, "openblas_set_num_threads")(threads);
-  core_ = symbol<char*()>(library_, "openblas_get_corename")();
-}
-
-OpenBlas::~OpenBlas() {
-  dlclose(library_);
+OpenBlas::OpenBlas(int threads)
+    : library_("OpenBLAS", {"libopenblas.so.0"},
+               "coda bench measures against it, so apt-get install libopenblas0-pthread"),
+      sgemm_(library_.symbol<Sgemm>("cblas_sgemm")),
+      core_(library_.symbol<char*()>("openblas_get_corename")()) {
+  library_.symbol<void(int)>("openblas_set_num_threads")(threads);
 }
 
 void OpenBlas::operator()(const Product& p) const {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "coda/cpu.h"
+#include "shared_library.h"
 
 namespace coda::bench {
 
@@ -26,15 +27,16 @@ class OpenBlas {
  public:
   /// Throws Error with the package to install where there is none.
   explicit OpenBlas(int threads);
-  ~OpenBlas();
   void operator()(const Product& product) const;
   /// The kernels that it chose, "Zen".
   const std::string& core() const { return core_; }
 
  private:
-  void* library_;
-  void (*sgemm_)(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float* a, int lda,
-                 const float* b, int ldb, float beta, float* c, int ldc);
+  using Sgemm = void(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float* a,
+                     int lda, const float* b, int ldb, float beta, float* c, int ldc);
+
+  SharedLibrary library_;
+  Sgemm* sgemm_;
   std::string core_;
 };
 
