@@ -35,7 +35,7 @@ void launch(const Gpu& gpu, const char* what, void (*kernel)(Parameters...), dim
             const Arguments&... arguments) {
   const CurrentDevice current(gpu.device());
   kernel<<<grid, block, 0, gpu.stream()>>>(arguments...);
-  check_cuda(cudaPeekAtLastError(), what);
+  check_cuda(cudaGetLastError(), what);
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
