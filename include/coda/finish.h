@@ -5,6 +5,8 @@
 
 namespace coda {
 
+class Gpu;
+
 /// out[i] = 1 / sqrt(Σ_slots sum_sq[slot, i] / width + eps). sum_sq [slots, M], out [M].
 void inv_rms(Cpu& cpu, Matrix<const float> sum_sq, int64_t width, double eps, Vector<float> out);
 
@@ -22,5 +24,14 @@ void total(Cpu& cpu, Matrix<const float> partial, Vector<float> out);
 
 /// out[i] = log Σ exp over everything that the slots of row i have seen; -inf without any. partial [slots, M], out [M].
 void log_sum_exp(Cpu& cpu, Matrix<const MaxSum> partial, Vector<float> out);
+
+// The same over memory of a GPU, on its stream: slots in ascending order within sixteenths of them, these in ascending order.
+// They throw what the others throw, and DeviceError if CUDA refuses the launch.
+void inv_rms(const Gpu& gpu, Matrix<const float> sum_sq, int64_t width, double eps, Vector<float> out);
+void mean_inv_std(const Gpu& gpu, Matrix<const float> sum, Matrix<const float> sq_deviation, int64_t width, double eps,
+                  Vector<float> mean, Vector<float> inv_std);
+void mean_dot(const Gpu& gpu, Matrix<const float> dot, int64_t width, Vector<float> out);
+void total(const Gpu& gpu, Matrix<const float> partial, Vector<float> out);
+void log_sum_exp(const Gpu& gpu, Matrix<const MaxSum> partial, Vector<float> out);
 
 }  // namespace coda

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "coda/error.h"
+#include "finish/check.h"
 
 namespace coda {
 
@@ -15,8 +15,7 @@ constexpr int64_t kColumns = 256;  // handled together: slots are read along the
 /// out[i] = f(Σ_slots partial[slot, i]).
 template <class F>
 void finish_sums(Cpu& cpu, Matrix<const float> partial, Vector<float> out, F f) {
-  if (partial.cols != out.size)
-    throw OperandError("out", std::to_string(out.size) + " values", std::to_string(partial.cols));
+  detail::check_finish(partial, out);
   cpu.parallel_for((out.size + kColumns - 1) / kColumns, [&](int64_t block, int) {
     const int64_t first = block * kColumns, count = std::min(kColumns, out.size - first);
     double sums[kColumns] = {};
@@ -36,17 +35,8 @@ void inv_rms(Cpu& cpu, Matrix<const float> sum_sq, int64_t width, double eps, Ve
 
 void mean_inv_std(Cpu& cpu, Matrix<const float> sum, Matrix<const float> sq_deviation, int64_t width, double eps,
                   Vector<float> mean, Vector<float> inv_std) {
-  constexpr int64_t kSlot = 128;
-  const auto shape = [](const Matrix<const float>& x) { return std::to_string(x.rows) + "x" + std::to_string(x.cols); };
-  if (sum.rows != (width + kSlot - 1) / kSlot)
-    throw OperandError("sum", std::to_string(sum.rows) + " slots",
-                       "one for every 128 of " + std::to_string(width) + " columns");
-  if (sq_deviation.rows != sum.rows || sq_deviation.cols != sum.cols)
-    throw OperandError("sq_deviation", shape(sq_deviation), "the " + shape(sum) + " of sum");
-  if (mean.size != sum.cols)
-    throw OperandError("mean", std::to_string(mean.size) + " values", std::to_string(sum.cols));
-  if (inv_std.size != sum.cols)
-    throw OperandError("inv_std", std::to_string(inv_std.size) + " values", std::to_string(sum.cols));
+  constexpr int64_t kSlot = detail::kMomentSlot;
+  detail::check_moments(sum, sq_deviation, width, mean, inv_std);
   cpu.parallel_for((sum.cols + kColumns - 1) / kColumns, [&](int64_t block, int) {
     const int64_t first = block * kColumns, count = std::min(kColumns, sum.cols - first);
     double means[kColumns] = {}, squares[kColumns] = {};
@@ -76,8 +66,7 @@ void total(Cpu& cpu, Matrix<const float> partial, Vector<float> out) {
 }
 
 void log_sum_exp(Cpu& cpu, Matrix<const MaxSum> partial, Vector<float> out) {
-  if (partial.cols != out.size)
-    throw OperandError("out", std::to_string(out.size) + " values", std::to_string(partial.cols));
+  detail::check_finish(partial, out);
   cpu.parallel_for((out.size + kColumns - 1) / kColumns, [&](int64_t block, int) {
     const int64_t first = block * kColumns, count = std::min(kColumns, out.size - first);
     constexpr double kNone = -std::numeric_limits<double>::infinity();
