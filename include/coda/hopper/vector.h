@@ -45,19 +45,15 @@ struct PortOf<PerRow<T>, Direction::in, E, kPairs, G> : Port {
     const T* data;
   };
   static Params make(Vector<const T> v, int, int) { return {v.data}; }
-  T value[G::slabs][2];
-  int slab = 0;
-  CUTLASS_DEVICE void begin_tile(const Params& p, const Place& place) {
+  T value[2];
+  CUTLASS_DEVICE void begin_slab(const Params& p, const Place& place, int slab) {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < G::slabs; ++i)
-      CUTLASS_PRAGMA_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const int row = place.row<G>(i, h);
-      value[i][h] = row < place.m ? p.data[row] : T(0);
+      const int row = place.row<G>(slab, h);
+      value[h] = row < place.m ? p.data[row] : T(0);
     }
   }
-  CUTLASS_DEVICE void begin_slab(const Params&, const Place&, int i) { slab = i; }
-  CUTLASS_DEVICE T get(int h, int, int) const { return value[slab][h]; }
+  CUTLASS_DEVICE T get(int h, int, int) const { return value[h]; }
 };
 
 /// One value per column, or per pair with a period: of each subtile two per block of 8 columns, fetched one subtile ahead. data is
