@@ -44,9 +44,9 @@ CODA_FN double to_real(int64_t i) { return static_cast<double>(i); }
 // clang-format on
 
 #if defined(__CUDACC__)
-// On the device float has functions of its own where those of the standard library are slow (a square root or a quotient in
-// single steps, sines of any angle through local memory) or lose a NaN. std::exp, log, tanh and erf are used as they are:
-// 1 or 2 units in the last place, in registers.
+// On the device float has functions of its own where those of the standard library are slow (a square root or a
+// quotient in single steps, sines of any angle through local memory) or lose a NaN. std::exp, log, tanh and erf are
+// used as they are: 1 or 2 units in the last place, in registers.
 CODA_FN float sqrt(float x) {
 #if defined(__CUDA_ARCH__)
   asm("sqrt.approx.f32 %0, %0;" : "+f"(x));  // 1 unit in the last place
@@ -121,8 +121,8 @@ CODA_FN T gelu_erf(T x) {
   return 0.5f * x * (1.f + erf(x * 0.70710678118654752f));
 }
 
-/// The approximation of that paper, x/2 · (1 + tanh u) with u = sqrt(2/π)·(x + 0.044715·x³). (1 + tanh u)/2 = sigmoid(2u),
-/// which loses no bits for large negative x.
+/// The approximation of that paper, x/2 · (1 + tanh u) with u = sqrt(2/π)·(x + 0.044715·x³). (1 + tanh u)/2 =
+/// sigmoid(2u), which loses no bits for large negative x.
 template <class T>
 CODA_FN T gelu_tanh(T x) {
   return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));

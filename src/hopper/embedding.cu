@@ -1,7 +1,8 @@
 // Embedding on a GPU: a gather, and its transpose as a sum over each token's occurrences in their order.
 //
-// Backward: CUB's radix sort of (token, position) is stable, so the occurrences of a token follow each other in ascending
-// order; a block that finds itself at a token's first occurrence adds them all up. No atomics: the same bits every time.
+// Backward: CUB's radix sort of (token, position) is stable, so the occurrences of a token follow each other in
+// ascending order; a block that finds itself at a token's first occurrence adds them all up. No atomics: the same bits
+// every time.
 #include "hopper/embedding.h"
 
 #include <cub/device/device_radix_sort.cuh>

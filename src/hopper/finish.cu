@@ -1,8 +1,8 @@
 // The second stage of partial reductions on a GPU: out[i] = f(slots of column i), in double, one rounding per result.
 //
-// A block has 32 columns. Its 16 warps take a sixteenth of the slots each, in ascending order, and the sixteenths are combined in
-// ascending order: what is added to what depends on the number of slots only. Reads each partial once (the log-sum-exp and the
-// moments twice, from the cache).
+// A block has 32 columns. Its 16 warps take a sixteenth of the slots each, in ascending order, and the sixteenths are
+// combined in ascending order: what is added to what depends on the number of slots only. Reads each partial once (the
+// log-sum-exp and the moments twice, from the cache).
 #include "coda/finish.h"
 
 #include "finish/check.h"

@@ -1,5 +1,5 @@
-// AdamW on a GPU. adamw moves 30 bytes an element (reads master, gradient and two moments, writes three and a bf16) and is bound
-// by that; unfold and add_squares likewise by what they read.
+// AdamW on a GPU. adamw moves 30 bytes an element (reads master, gradient and two moments, writes three and a bf16) and
+// is bound by that; unfold and add_squares likewise by what they read.
 #include "hopper/optimizer.h"
 
 #include "hopper/launch.h"
@@ -22,7 +22,8 @@ __device__ double sum_of_block(double value) {
   return sums[0];
 }
 
-/// Block i takes rows i, i + kParts, … where rows are many, or every row's i-th run of kThreads columns, i-th plus kParts, ….
+/// Block i takes rows i, i + kParts, … where rows are many, or every row's i-th run of kThreads columns, i-th plus
+/// kParts, ….
 __global__ void __launch_bounds__(kThreads) squares_kernel(Matrix<const float> x, double* parts) {
   const int64_t runs = ceil_div(x.cols, kThreads), all = runs * x.rows;
   double sum = 0;

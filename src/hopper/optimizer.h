@@ -1,5 +1,5 @@
-// AdamW on a GPU, parameter by parameter; src/llama/parameters.cc says in which order. What changes from step to step is read
-// from the device's memory, so that a captured step can be replayed.
+// AdamW on a GPU, parameter by parameter; src/llama/parameters.cc says in which order. What changes from step to step
+// is read from the device's memory, so that a captured step can be replayed.
 #pragma once
 #include "coda/gpu.h"
 #include "llama/optimizer_rows.h"
@@ -12,15 +12,16 @@ inline constexpr int64_t kSquaresWorkspace = 1024 * sizeof(double);
 /// *sum += Σ x², in double, in an order that depends on the shape only. sum is on the device.
 void add_squares(const Gpu& gpu, Matrix<const float> x, double* sum);
 
-/// *norm = sqrt(*sum_of_squares) and step->gradient_scale = min(1, clip / (norm + 1e-6)), or 1 for clip = 0; NaN where the norm is
-/// not finite: adamw() changes nothing then. All on the device.
+/// *norm = sqrt(*sum_of_squares) and step->gradient_scale = min(1, clip / (norm + 1e-6)), or 1 for clip = 0; NaN where
+/// the norm is not finite: adamw() changes nothing then. All on the device.
 void clip_gradients(const Gpu& gpu, const double* sum_of_squares, double clip, double* norm, llama::AdamWStep* step);
 
 /// Rows of a slot of d_gamma.
 inline constexpr int64_t kUnfoldRows = 64;
 
-/// A folded weight's gradient to that of the weight and of gamma: gradient = (add ? gradient : 0) + folded·gamma, and the slots of
-/// d_gamma [⌈rows/64⌉, cols] = Σ folded·weight over their rows; coda::total adds them. gradient may be folded itself.
+/// A folded weight's gradient to that of the weight and of gamma: gradient = (add ? gradient : 0) + folded·gamma, and
+/// the slots of d_gamma [⌈rows/64⌉, cols] = Σ folded·weight over their rows; coda::total adds them. gradient may be
+/// folded itself.
 void unfold(const Gpu& gpu, Matrix<const float> folded, Matrix<const float> weight, Vector<const float> gamma, bool add,
             Matrix<float> gradient, Matrix<float> d_gamma);
 
@@ -33,8 +34,8 @@ struct AdamWParameter {
   bool decays = true;                      // by step->decay
 };
 
-/// One step of AdamW (llama::adamw_row) with the numbers of *step, which is on the device. Where its gradient_scale is NaN nothing
-/// changes. gamma is read as it is: update the norms' weights first.
+/// One step of AdamW (llama::adamw_row) with the numbers of *step, which is on the device. Where its gradient_scale is
+/// NaN nothing changes. gamma is read as it is: update the norms' weights first.
 void adamw(const Gpu& gpu, const AdamWParameter& parameter, const llama::AdamWStep* step);
 
 }  // namespace coda::hopper

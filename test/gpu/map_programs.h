@@ -11,8 +11,8 @@
 
 namespace coda::test {
 
-/// What the library's programs leave out: groups of more than 128 columns in two passes, widths that share no multiple below
-/// 768, column sums of an odd height, half tiles of float, scalars.
+/// What the library's programs leave out: groups of more than 128 columns in two passes, widths that share no multiple
+/// below 768, column sums of an odd height, half tiles of float, scalars.
 template <class S = Tensors<bf16>>
 struct WideGroups {
   In<S, Scalar<float>> scale;

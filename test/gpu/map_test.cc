@@ -1,6 +1,11 @@
-// map on the GPU against the double-precision oracle: programs × shapes with tails × alignments × element types of the stored
-// matrix, outputs poisoned with NaN, padding watched, results the same bits twice. Then the bandwidth of the two maps that a
-// training step has. Needs a GPU of compute capability 9.0; not part of `make test`. Prints "passed" last, or exits with 1.
+// map on the GPU against the double-precision oracle: programs × shapes with tails × alignments × element types of the
+// stored matrix, outputs poisoned with NaN, padding watched, results the same bits twice. Then the bandwidth of the two
+// maps that a training step has. Needs a GPU of compute capability 9.0; not part of `make test`. Prints "passed" last, or
+// exits with 1. To build it, in the repository's root:
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Iinclude -c
+//     test/gpu/map_test_kernels.cu -o map_test_kernels.o
+//   g++ -std=c++20 -O2 -Iinclude -Isrc -I$CUDA_HOME/include -c test/gpu/map_test.cc -o map_test.o
+//   nvcc -cudart static map_test.o map_test_kernels.o -o map_test
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -85,7 +90,8 @@ class Memory {
 
 std::mt19937 random_bits(1);
 
-/// Of eight bits each: products of two are exact, and nothing that CrossEntropy rounds lies between two roundings by accident.
+/// Of eight bits each: products of two are exact, and nothing that CrossEntropy rounds lies between two roundings by
+/// accident.
 template <class T>
 void randomize(const Matrix<T>& x, float low, float high) {
   std::uniform_real_distribution<float> value(low, high);
@@ -267,8 +273,8 @@ void test_case(const char* name, int64_t m, int64_t n, bool aligned, Place place
 
 template <class P>
 void test_program(const char* name) {
-  // Rows: below, at and past a step, a strip and a slot of column sums. Columns: the same of chunks; pairs need multiples of
-  // 16 and double tiles of 8.
+  // Rows: below, at and past a step, a strip and a slot of column sums. Columns: the same of chunks; pairs need
+  // multiples of 16 and double tiles of 8.
   constexpr bool kPairs = takes_pairs<P>;
   const int64_t rows[] = {1, 3, 4, 70, 133};
   const int64_t pair_cols[] = {16, 48, 128, 400, 1168}, double_cols[] = {8, 72, 128, 392, 1160},

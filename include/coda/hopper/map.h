@@ -1,13 +1,13 @@
 // A program over a stored matrix, with plain loads and stores: any alignment, any shape. For nvcc only.
 //
-// A warp owns a strip of rows of one chunk of 128 columns (of as many chunks as the widest row reduction has). A lane holds
-// four neighbouring columns, or two neighbouring pairs, of four rows at a time (of one where it goes element by element, which
-// takes more registers): all that these rows read is on its way before any of it is used, and nothing of them is stored before
-// all of it has been read, which is what in-place tiles need. What belongs to a column (PerCol, PerPair, column sums) stays in
-// registers for the strip.
+// A warp owns a strip of rows of one chunk of 128 columns (of as many chunks as the widest row reduction has). A lane
+// holds four neighbouring columns, or two neighbouring pairs, of four rows at a time (of one where it goes element by
+// element or from chunk to chunk, which takes more registers): all that these rows read is on its way before any of it
+// is used, and nothing of them is stored before all of it has been read, which is what in-place tiles need. What
+// belongs to a column (PerCol, PerPair, column sums) stays in registers for the strip.
 //
-// Sums are added in an order that depends on the program and the shape only: columns in a lane, then lanes as a balanced tree,
-// then chunks; rows of a column sum one after the other.
+// Sums are added in an order that depends on the program and the shape only: columns in a lane, then lanes as a
+// balanced tree, then chunks; rows of a column sum one after the other.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -19,7 +19,7 @@
 
 namespace coda::hopper::mapped {
 
-// ---- the loop ---------------------------------------------------------------------------------------------------------------
+// ---- the loop ------------------------------------------------------------------------------------------------------
 
 struct MapArguments {
   const void* x;
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(32 * kMapWarps, 2)
   Runner(program, arguments).run(row, warp % groups * Runner::kGroupChunks);
 }
 
-// ---- the launch -----------------------------------------------------------------------------------------------------------
+// ---- the launch ----------------------------------------------------------------------------------------------------
 
 /// Whether every run of items values that a lane takes from memory is one aligned vector.
 inline bool in_vectors(const detail::HopperMap& map, bool pairs) {
@@ -324,7 +324,8 @@ inline bool in_vectors(const detail::HopperMap& map, bool pairs) {
   return true;
 }
 
-/// Starts program P over map.x. The caller has checked the operands and made the stream's device current. Returns a cudaError_t.
+/// Starts program P over map.x. The caller has checked the operands and made the stream's device current. Returns a
+/// cudaError_t.
 template <class P>
 int launch_map(const detail::HopperMap& map) {
   detail::check_program<P>();

@@ -1,5 +1,5 @@
-// How the map over a stored matrix lowers the operands of a program: a lane's values in memory, reductions over lanes, and a port
-// for every kind. For nvcc only; coda/hopper/map.h has the loop around it.
+// How the map over a stored matrix lowers the operands of a program: a lane's values in memory, reductions over lanes,
+// and a port for every kind. For nvcc only; coda/hopper/map.h has the loop around it.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -21,7 +21,7 @@ struct LaneShape {
   static constexpr bool kAligned = kAligned_;  // every run of a lane's values is one vector in memory, or past the end
   static constexpr bool kOneChunk = kOneChunk_;  // a warp stays in one chunk of columns
   static constexpr int kItems = kPairs ? 2 : 4;
-  static constexpr int kRows = kAligned ? kMapRows : 1;
+  static constexpr int kRows = kAligned && kOneChunk ? kMapRows : 1;
   /// A lane has all of its columns or none.
   static constexpr bool kWhole = kPairs || kAligned;
 };
@@ -41,7 +41,7 @@ __device__ __forceinline__ int64_t column_of(int64_t i) {
   return kPairs ? i + (i & ~int64_t{7}) : i;
 }
 
-// ---- memory ---------------------------------------------------------------------------------------------------------------
+// ---- memory ----------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t word;
@@ -193,8 +193,8 @@ constexpr int segment_lanes() {
   return kWidth < kChunk ? kWidth / 4 : 32;
 }
 
-/// Combines one value per row over each segment of kLanes lanes. Of four rows, lane l gets that of row l % 4: halving the rows
-/// with the first two exchanges takes 6 shuffles where rows one by one take 20. Of one row every lane gets it.
+/// Combines one value per row over each segment of kLanes lanes. Of four rows, lane l gets that of row l % 4: halving
+/// the rows with the first two exchanges takes 6 shuffles where rows one by one take 20. Of one row every lane gets it.
 template <class Op, int kLanes, int R>
 __device__ __forceinline__ float reduce_rows(const float (&v)[R]) {
   static_assert(R == 1 || R == 4);
@@ -248,8 +248,8 @@ struct MapSize {
   int64_t rows, cols;
 };
 
-/// A port keeps what belongs to the lane's columns; its Rows<R>, what belongs to R rows of a step. fetch() comes before value(),
-/// put() after it, finish() when every item of the rows has been put.
+/// A port keeps what belongs to the lane's columns; its Rows<R>, what belongs to R rows of a step. fetch() comes before
+/// value(), put() after it, finish() when every item of the rows has been put.
 struct NoPort {
   __device__ __forceinline__ void begin(const Lane&) {}
 };
@@ -577,8 +577,8 @@ struct Port<RowLogSumExp<W>, Direction::out, E, G> : NoPort {
   };
 };
 
-/// A strip begins with a slot, so a slot's rows come one after the other. The running sum is in registers or, where the warp
-/// goes from chunk to chunk, in the output itself.
+/// A strip begins with a slot, so a slot's rows come one after the other. The running sum is in registers or, where the
+/// warp goes from chunk to chunk, in the output itself.
 template <class T, int H, class E, class G>
 struct Port<ColSum<T, H>, Direction::out, E, G> : NoPort {
   static_assert(std::is_same_v<T, float>, "partial reductions are stored in float");
