@@ -45,8 +45,18 @@ CODA_FN double to_real(int64_t i) { return static_cast<double>(i); }
 
 #if defined(__CUDACC__)
 // On the device float has functions of its own where those of the standard library are slow (a square root or a
-// quotient in single steps, sines of any angle through local memory) or lose a NaN. std::exp, log, tanh and erf are
-// used as they are: 1 or 2 units in the last place, in registers.
+// quotient in single steps, sines of any angle through local memory) or lose a NaN. std::log, tanh and erf are used as
+// they are: 1 or 2 units in the last place, in registers.
+/// 2^(x·log2 e), the product rounded: off by 2 units in the last place and |x| of them more, 2 instructions where expf has 8.
+CODA_FN float exp(float x) {
+#if defined(__CUDA_ARCH__)
+  float y = 1.4426950408889634f * x;
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));
+  return y;
+#else
+  return std::exp(x);
+#endif
+}
 CODA_FN float sqrt(float x) {
 #if defined(__CUDA_ARCH__)
   asm("sqrt.approx.f32 %0, %0;" : "+f"(x));  // 1 unit in the last place

@@ -7,7 +7,7 @@
 
 #include "coda/program.h"
 
-namespace coda::hopper {
+namespace coda::hopper::mapped {
 
 constexpr int kMapRows = 4;  // rows of a step, and the fewest lanes of a segment: see reduce_rows
 constexpr int kMapWarps = 8;
@@ -625,4 +625,4 @@ struct Port<ColSum<T, H>, Direction::out, E, G> : NoPort {
   };
 };
 
-}  // namespace coda::hopper
+}  // namespace coda::hopper::mapped

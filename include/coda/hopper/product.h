@@ -66,7 +66,12 @@ struct Stages {
     (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
     return width;
   }();
-  static constexpr int subtile = local_width > 0 && local_width % 32 != 0 ? 16 : 32;
+  static constexpr int subtile = [] {
+    if constexpr (local_width % 32 != 0)
+      return 16;
+    else
+      return bytes<32, 2, 1> <= budget ? 32 : 16;
+  }();
   static constexpr int store = bytes<subtile, 2, 2> <= budget ? 2 : 1;
   static constexpr int load = bytes<subtile, 2, store> <= budget ? 2 : 1;
   static constexpr bool fits = bytes<subtile, load, store> <= budget;
