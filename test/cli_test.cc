@@ -234,7 +234,15 @@ TEST_F(CliTest, VerifiesWhatThereIs) {
     EXPECT_NE(list.out.find(part), std::string::npos) << part;
   expect_refused("verify Sotre", 2, "no program is called Sotre; there are Store, ");
   expect_refused("verify --rounds -1", 2, "--rounds");
+  expect_refused("verify --device tpu", 2, "--device");
   expect_refused("verify Store --rounds 0 --json absent/rows.json", 1, "absent/rows.json: cannot be written");
+}
+
+/// Whether the GPU half is there or not.
+TEST_F(CliTest, VerifyingOnAGpuThatIsNotThereSaysWhatIsMissing) {
+  if (fs::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU";
+  for (const char* device : {"cuda", "all"})
+    expect_refused(std::string("verify Store --rounds 0 --device ") + device, 2, "GPU");
 }
 
 TEST_F(CliTest, ASignalStopsSavesAndSaysHowToGoOn) {

@@ -138,6 +138,144 @@ TEST(Derivative, NoticesAnotherDerivative) {
   }
 }
 
+// ---- other engines
+
+TEST(Case, AlignsFactorsAndTilesIfAsked) {
+  Random random(7);
+  const auto address = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
+  for (bool aligned : {false, true}) {
+    Case<Residual<B>> c(5, 24, random, {.padding = 3, .aligned = aligned});
+    c.product<bf16, bf16>(9, Order::plain, Order::transposed);
+    for (Storage* s : {&c.storage_of("a"), &c.storage_of("b"), &c.storage_of("residual"), &c.storage_of("h")}) {
+      EXPECT_EQ(address(s->data<bf16>()) % 16 == 0, aligned) << s->name();
+      EXPECT_EQ(s->stride() * 2 % 16 == 0, aligned) << s->name();
+    }
+    // Not what a kernel has no reason to ask for.
+    EXPECT_NE(address(c.storage_of("sum_sq").data<float>()) % 16, 0U);
+    c.run(pool(1));
+    EXPECT_EQ(c.trespass(), std::nullopt);
+  }
+}
+
+/// An engine with memory of its own, as a GPU has, which it shares with nobody.
+class Elsewhere : public verify::Engine {
+ public:
+  std::string name() const override { return "elsewhere"; }
+  std::vector<verify::Way> ways(AnyCase& /*c*/) override {
+    return {{"once", [this](AnyCase& c) { run(c); }}, {"twice", [this](AnyCase& c) { run(c); }}};
+  }
+  std::vector<verify::Way> again(AnyCase& /*c*/, Random& /*random*/) override {
+    return {{"and again", [this](AnyCase& c) {
+               run(c);
+               if (forgets) c.reset();
+             }}};
+  }
+  bool forgets = false;
+
+ private:
+  static void run(AnyCase& c) {
+    c.reset();
+    std::vector<std::vector<std::byte>> copies;
+    for (const Storage& s : c.storages()) copies.push_back(s.bytes());
+    const auto placed = [&](const void* address) -> const void* {
+      const auto* byte = static_cast<const std::byte*>(address);
+      size_t i = 0;
+      for (const Storage& s : c.storages()) {
+        if (byte >= s.bytes().data() && byte < s.bytes().data() + s.bytes().size())
+          return copies[i].data() + (byte - s.bytes().data());
+        ++i;
+      }
+      throw Error("an address of nobody's");
+    };
+    const std::vector<std::byte> before = c.memory();
+    c.with_call(placed, [](const verify::Call& call) {
+      if (call.is_map)
+        coda::detail::run_map(pool(1), call.a, call.program, call.cpu);
+      else
+        coda::detail::run_product(pool(1), call.a, call.b, call.program, call.cpu);
+    });
+    EXPECT_EQ(c.memory(), before) << "an operand was not placed";
+    size_t i = 0;
+    for (Storage& s : c.storages()) std::ranges::copy(copies[i++], s.writable_bytes().begin());
+  }
+};
+
+verify::Device elsewhere(bool forgets) {
+  auto engine = std::make_unique<Elsewhere>();
+  engine->forgets = forgets;
+  verify::Device device{.engines = {}, .sizes = verify::kSizes, .arithmetic = verify::kLanes, .gpu = false};
+  device.engines.push_back(std::move(engine));
+  return device;
+}
+
+TEST(Verify, PlacesEveryOperandWhereAnEngineHasIt) {
+  for (const verify::Program& program :
+       {verify::make_program<Residual<B, GammaInEpilogue>>({{"h", "residual"}}),
+        verify::make_program<RmsNormSwiGlu<B>>(), verify::make_program<AccumulateInto<B>>()})
+    expect_passed(verify::verify(program, {}, elsewhere(false)));
+}
+
+TEST(Verify, HoldsEveryWayOfAnEngineToTheFirst) {
+  const auto rows = verify::verify(verify::make_program<Store<B>>(), {}, elsewhere(true));
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_TRUE(rows[0].passed()) << rows[0].fault;
+  EXPECT_NE(rows[1].fault.find("and again other bytes than at first once"), std::string::npos) << rows[1].fault;
+}
+
+/// x cut after this many bits behind the first of size.
+double cut(double x, double size, int bits) {
+  const double unit = std::ldexp(1.0, std::ilogb(size) - bits);
+  return std::trunc(x / unit) * unit;
+}
+
+TEST(Arithmetic, BoundsASumThatTensorCoresCut) {
+  Random random(8);
+  for (int64_t k : {1, 16, 17, 1000, 4096}) {
+    std::vector<double> a(static_cast<size_t>(k)), b(a);
+    // Of one sign, so that what is cut off adds up.
+    for (double& x : a) x = double(bf16(static_cast<float>(uniform(random, 0, 1))));
+    for (double& x : b) x = double(bf16(static_cast<float>(uniform(random, 0, 1))));
+    double sum = 0, exact = 0;
+    for (size_t begin = 0; begin < a.size(); begin += 16) {
+      const size_t end = std::min(begin + 16, a.size());
+      double largest = sum, step = 0;
+      for (size_t d = begin; d < end; ++d) largest = std::max(largest, a[d] * b[d]);
+      if (largest == 0) continue;
+      for (size_t d = begin; d < end; ++d) step += cut(a[d] * b[d], largest, 25);
+      step += cut(sum, largest, 25);
+      sum = step > 0 ? cut(step, step, 23) : 0;
+      for (size_t d = begin; d < end; ++d) exact += a[d] * b[d];
+    }
+    const double bound = verify::truncated_sum_error(a.data(), b.data(), k);
+    EXPECT_LE(std::fabs(sum - exact), bound) << k;
+    if (k > 100) {
+      EXPECT_GT(std::fabs(sum - exact), bound / 16) << k;
+    }
+  }
+}
+
+TEST(Arithmetic, IsAssumedForAsLongAsItIsAskedFor) {
+  const double lanes = exp(Bounded(-10)).error;
+  {
+    const verify::Assume assume(verify::kHopperArithmetic);
+    EXPECT_GT(exp(Bounded(-10)).error, 3 * lanes);
+    EXPECT_GT((Bounded(1) / Bounded(3)).error, 3 * verify::kFloatRounding / 3);
+  }
+  EXPECT_EQ(exp(Bounded(-10)).error, lanes);
+}
+
+/// Tests are never linked with the GPU half.
+TEST(Verify, WithoutTheGpuHalfThereIsNoGpuEngine) {
+  EXPECT_FALSE(verify::gpu_half_is_linked());
+  EXPECT_EQ(verify::make_program<Store<B>>().hopper(), nullptr);
+  try {
+    verify::gpu_device();
+    ADD_FAILURE() << "there is a GPU engine";
+  } catch (const UsageError& e) {
+    EXPECT_STREQ(e.what(), "this coda was built without its GPU half: `make cuda` builds it");
+  }
+}
+
 // ---- the command
 
 /// What `coda verify …` does with these programs: its exit code, and what it prints.

@@ -161,8 +161,18 @@ class Trial {
         if (repeated.passed() && c.memory() != first)
           repeated.fault = fmt::format("{}: {} other bytes than at first {}", what, way.name, ways.front().name);
       };
+      const auto runs = [&](const Way& way, Row& row) {
+        try {
+          way.run(c);
+        } catch (const DeviceError& error) {  // after which nothing runs on the device
+          throw DeviceError(fmt::format("{}, {}, {}: {}", program_.name, what, way.name, error.what()));
+        } catch (const Error& error) {
+          if (row.passed()) row.fault = fmt::format("{}, {}: {}", what, way.name, error.what());
+        }
+        return row.passed();
+      };
       for (const Way& way : ways) {
-        way.run(c);
+        if (!runs(way, judged)) break;
         if (program_.adjust) program_.adjust(c, expected);
         judged.take(c.compare(expected), ways.size() > 1 ? what + ", " + way.name : what);
         if (const auto trespass = c.trespass(); trespass && judged.passed()) judged.fault = what + ": " + *trespass;
@@ -172,7 +182,7 @@ class Trial {
           repeats(way);
       }
       for (const Way& way : engine.again(c, random_)) {
-        way.run(c);
+        if (!judged.passed() || !runs(way, repeated)) break;
         repeats(way);
       }
     }

@@ -26,8 +26,8 @@ inline constexpr std::array kSizes = {Size{0, 40, 8},    Size{6, 0, 8},      Siz
 inline constexpr std::array kGpuSizes = {
     Size{0, 40, 8},     Size{6, 0, 8},       Size{6, 48, 0},       Size{1, 1, 1},      Size{1, 16, 8},
     Size{127, 128, 40}, Size{129, 144, 64},  Size{64, 256, 72},    Size{65, 272, 33},  Size{255, 264, 8},
-    Size{257, 120, 96}, Size{384, 384, 128}, Size{128, 640, 1000}, Size{640, 96, 264}, Size{300, 1040, 136},
-    Size{33, 1, 70},    Size{1160, 520, 512}};
+    Size{257, 120, 96}, Size{384, 384, 128}, Size{128, 320, 1000}, Size{640, 96, 264}, Size{200, 1040, 136},
+    Size{33, 1, 70},    Size{648, 520, 200}};
 
 /// Which calls are made.
 struct Plan {

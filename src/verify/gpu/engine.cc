@@ -102,15 +102,17 @@ class HopperEngine : public Engine {
                     if (kernel.form == form_of(call.a, call.b))
                       all.push_back({name_of(kernel.tile), [this, tile = kernel.tile](AnyCase& it) { run(it, tile); }});
                 });
-    if (all.empty()) all.push_back(any());
+    if (all.empty()) all.push_back(any("by its own choice"));
     return all;
   }
-  std::vector<Way> again(AnyCase& /*c*/, Random& /*random*/) override { return std::vector<Way>(kRuns - 1, any()); }
+  std::vector<Way> again(AnyCase& /*c*/, Random& /*random*/) override {
+    return std::vector<Way>(kRuns - 1, any("again"));
+  }
 
  private:
   /// As the engine itself chooses.
-  Way any() {
-    return {"again", [this](AnyCase& c) { run(c, {}); }};
+  Way any(const char* name) {
+    return {name, [this](AnyCase& c) { run(c, {}); }};
   }
 
   void run(AnyCase& c, std::optional<HopperTile> tile) {
