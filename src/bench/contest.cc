@@ -49,6 +49,7 @@ std::vector<Time> measure(const std::vector<Entry>& entries, const Rounds& round
     }
   }
   std::vector<Time> result;
+  result.reserve(taken.size());
   for (auto& times : taken) result.push_back(time_of(std::move(times)));
   return result;
 }

@@ -178,6 +178,7 @@ class CaseBench {
   template <class Read>
   GpuRegime measure(const std::vector<Contestant>& contestants, int rounds, const Read& read) {
     GpuRegime regime;
+    regime.reserve(contestants.size());
     for (const Contestant& contestant : contestants) regime.push_back({.name = contestant.name});
     std::vector<std::vector<double>> seconds(contestants.size());
     std::vector<size_t> order(contestants.size());

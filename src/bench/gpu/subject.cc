@@ -49,6 +49,7 @@ class SubjectOf : public Subject {
     const oracle::Outputs<double> wanted = oracle::apply(reference.acc, before.program());
     const Grids got = after.outputs(), bf16 = bf16_path(reference.acc, before.program());
     std::vector<OutputError> errors;
+    errors.reserve(got.size());
     for (size_t i = 0; i < got.size(); ++i)
       errors.push_back({std::string(wanted.list[i].name), relative_error(got[i], wanted.list[i].value),
                         relative_error(bf16[i], wanted.list[i].value)});
