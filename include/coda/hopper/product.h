@@ -78,12 +78,15 @@ struct Stages {
   using Epilogue_ = Epilogue<P, G<subtile>, load, store>;
 };
 
+/// Whether slots of so many columns, 0 for none, end where a tile of cols columns does.
+constexpr bool slots_end_with_tile(int width, int cols) { return width == 0 || cols % width == 0; }
+
 /// Whether every reduction of P has its slots inside a tile.
 template <class P, HopperTile kTile>
 constexpr bool reductions_fit() {
   using T = TileTraits<kTile>;
   return []<int... I>(std::integer_sequence<int, I...>) {
-    return ((coda::detail::group_columns<P, I>() == 0 || T::cols % coda::detail::group_columns<P, I>() == 0) && ...) &&
+    return (slots_end_with_tile(coda::detail::group_columns<P, I>(), T::cols) && ...) &&
            ((coda::detail::field_info<P, I>::kind != Kind::col_sum || coda::detail::field_info<P, I>::extent == 64) && ...);
   }
   (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
