@@ -17,10 +17,12 @@ std::string version(int number) {
 Gpu::Gpu(Stream stream, int device) : stream_(stream), device_(device) {
   int driver = 0, count = 0;
   hopper::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-  if (driver == 0) throw DeviceError("no NVIDIA driver was found; coda's GPU engine needs one for CUDA " + version(CUDART_VERSION));
+  if (driver == 0)
+    throw DeviceError("no NVIDIA driver was found; coda's GPU engine needs one for CUDA " + version(CUDART_VERSION));
   if (driver < CUDART_VERSION / 1000 * 1000)
-    throw DeviceError(fmt::format("the NVIDIA driver is for CUDA {}; coda's GPU engine needs one for CUDA {}.0 or newer",
-                                  version(driver), CUDART_VERSION / 1000));
+    throw DeviceError(
+        fmt::format("the NVIDIA driver is for CUDA {}; coda's GPU engine needs one for CUDA {}.0 or newer",
+                    version(driver), CUDART_VERSION / 1000));
   if (const cudaError_t error = cudaGetDeviceCount(&count); error == cudaErrorNoDevice || count == 0)
     throw DeviceError("no GPU was found; coda's GPU engine needs one of compute capability 9.0 (H100, H200)");
   if (device_ < 0) hopper::check(cudaGetDevice(&device_), "cudaGetDevice");
@@ -29,8 +31,9 @@ Gpu::Gpu(Stream stream, int device) : stream_(stream), device_(device) {
   hopper::check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
   name_ = properties.name;
   if (properties.major != 9 || properties.minor != 0)
-    throw DeviceError(fmt::format("GPU {}, {}, is of compute capability {}.{}; coda's GPU engine needs 9.0 (H100, H200)",
-                                  device_, name_, properties.major, properties.minor));
+    throw DeviceError(
+        fmt::format("GPU {}, {}, is of compute capability {}.{}; coda's GPU engine needs 9.0 (H100, H200)", device_,
+                    name_, properties.major, properties.minor));
   multiprocessors_ = properties.multiProcessorCount;
 }
 

@@ -58,7 +58,8 @@ constexpr int64_t kTmaBytes = 16;
 /// Why memory of `rows` rows, `stride` elements apart, cannot be reached by TMA.
 std::string obstacle(const std::string& name, const void* data, int64_t rows, int64_t stride, int64_t element_bytes) {
   if (reinterpret_cast<uintptr_t>(data) % kTmaBytes != 0) return name + " is not at a multiple of 16 bytes";
-  if (rows > 1 && stride * element_bytes % kTmaBytes != 0) return fmt::format("rows of {} are not a multiple of 16 bytes apart", name);
+  if (rows > 1 && stride * element_bytes % kTmaBytes != 0)
+    return fmt::format("rows of {} are not a multiple of 16 bytes apart", name);
   return {};
 }
 

@@ -21,10 +21,11 @@ using hopper::Plan;
 constexpr int64_t kMostOfSide = (int64_t{1} << 31) - 512;
 
 void check_factor(const std::string& name, const Factor& x) {
-  if (x.element != ElementType::bfloat16)
-    throw OperandError(name, "of float", "bf16: the GPU engine multiplies bf16");
+  if (x.element != ElementType::bfloat16) throw OperandError(name, "of float", "bf16: the GPU engine multiplies bf16");
   for (int64_t side : {x.rows, x.depth})
-    if (side > kMostOfSide) throw OperandError(name, fmt::format("{} x {}", x.rows, x.depth), fmt::format("at most {} rows and columns", kMostOfSide));
+    if (side > kMostOfSide)
+      throw OperandError(name, fmt::format("{} x {}", x.rows, x.depth),
+                         fmt::format("at most {} rows and columns", kMostOfSide));
 }
 
 Form check_form(const Factor& a, const Factor& b, const HopperKernels& kernels) {
@@ -36,7 +37,9 @@ Form check_form(const Factor& a, const Factor& b, const HopperKernels& kernels) 
                      "a form that CODA_HOPPER_PROGRAM names for this program");
 }
 
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+int64_t round_up(int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 
 /// The two passes' memory: what of the factors has to be copied, and the accumulators.
 struct Workspace {
@@ -50,14 +53,23 @@ int64_t copy_bytes(const char* name, const Factor& x) {
 }
 Workspace workspace_of(const Factor& a, const Factor& b) {
   const int64_t stride = (b.rows + 3) / 4 * 4;
-  return {.a = copy_bytes("a", a), .b = copy_bytes("b", b), .accumulators = round_up(a.rows * stride * int64_t{sizeof(float)})};
+  return {.a = copy_bytes("a", a),
+          .b = copy_bytes("b", b),
+          .accumulators = round_up(a.rows * stride * int64_t{sizeof(float)})};
 }
 
-void check_launch(int error) { hopper::check(static_cast<cudaError_t>(error), "launching a product"); }
+void check_launch(int error) {
+  hopper::check(static_cast<cudaError_t>(error), "launching a product");
+}
 
 void launch(const Gpu& gpu, const Factor& a, const Factor& b, const void* program, const Plan& plan) {
-  check_launch(plan.kernel->launch({.a = a, .b = b, .program = program, .stream = gpu.stream(), .device = gpu.device(),
-                                    .multiprocessors = gpu.multiprocessors(), .swizzle = plan.swizzle,
+  check_launch(plan.kernel->launch({.a = a,
+                                    .b = b,
+                                    .program = program,
+                                    .stream = gpu.stream(),
+                                    .device = gpu.device(),
+                                    .multiprocessors = gpu.multiprocessors(),
+                                    .swizzle = plan.swizzle,
                                     .along_m = plan.along_m}));
 }
 
@@ -72,7 +84,8 @@ Factor aligned(const Gpu& gpu, const char* name, const Factor& x, std::byte* mem
   return moved;
 }
 
-void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
+void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
+                       const HopperKernels& kernels) {
   const Workspace need = workspace_of(a, b);
   auto* memory = static_cast<std::byte*>(gpu.workspace());
   const int64_t m = a.rows, n = b.rows, stride = (n + 3) / 4 * 4;
@@ -84,11 +97,15 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
     const Factor moved_a = aligned(gpu, "a", a, memory), moved_b = aligned(gpu, "b", b, memory + need.a);
     const Store<Tensors<bf16>, float> store{.out = accumulators};
     with_program(store, [&](const ProgramInfo& info) {
-      launch(gpu, moved_a, moved_b, &store, hopper::choose(moved_a, moved_b, info, hopper_kernels<Store<Tensors<bf16>, float>>()));
+      launch(gpu, moved_a, moved_b, &store,
+             hopper::choose(moved_a, moved_b, info, hopper_kernels<Store<Tensors<bf16>, float>>()));
     });
   }
-  check_launch(kernels.map({.x = factor(accumulators), .operands = program.operands, .program = program.program,
-                            .stream = gpu.stream(), .multiprocessors = gpu.multiprocessors()}));
+  check_launch(kernels.map({.x = factor(accumulators),
+                            .operands = program.operands,
+                            .program = program.program,
+                            .stream = gpu.stream(),
+                            .multiprocessors = gpu.multiprocessors()}));
 }
 
 }  // namespace
@@ -101,7 +118,8 @@ int64_t product_workspace(const Factor& a, const Factor& b, const ProgramInfo& p
   return workspace_of(a, b).bytes();
 }
 
-void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
+void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
+                 const HopperKernels& kernels) {
   check_product(a, b, program);
   check_factor("a", a);
   check_factor("b", b);
@@ -124,7 +142,10 @@ void run_map(const Gpu& gpu, const Factor& tile, const ProgramInfo& program, con
   check_map(tile, program);
   if (tile.rows == 0 || tile.depth == 0) return;
   const DeviceGuard guard(gpu.device());
-  check_launch(kernels.map({.x = tile, .operands = program.operands, .program = program.program, .stream = gpu.stream(),
+  check_launch(kernels.map({.x = tile,
+                            .operands = program.operands,
+                            .program = program.program,
+                            .stream = gpu.stream(),
                             .multiprocessors = gpu.multiprocessors()}));
 }
 

@@ -99,7 +99,7 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
     struct TensorStorage {
       alignas(1024) char load[kLoads ? kLoadStages * kLoadBytes : 16];
       alignas(1024) char store[kStores ? kStoreStages * kStoreBytes : 16];
-      alignas(16) char scratch[kScratchBytes > 0 ? G::warp_groups * kScratchBytes : 16];
+      alignas(16) char scratch[kScratchBytes > 0 ? G::warp_groups* kScratchBytes : 16];
     } tensors;
     using PipelineStorage = typename LoadPipeline::SharedStorage;
     PipelineStorage pipeline;
@@ -182,9 +182,9 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
   // ---- the consumer warps
 
   template <class Shape, class TileShape, class Tile, class Engine, class Layout, class Mma>
-  CUTLASS_DEVICE auto store(LoadPipeline pipeline, LoadPipelineState state, StorePipeline, StorePipelineState store_state,
-                            Shape shape, TileShape, Tile tile, cute::Tensor<Engine, Layout> acc, Mma, int thread,
-                            TensorStorage& shared, int = -1) {
+  CUTLASS_DEVICE auto store(LoadPipeline pipeline, LoadPipelineState state, StorePipeline,
+                            StorePipelineState store_state, Shape shape, TileShape, Tile tile,
+                            cute::Tensor<Engine, Layout> acc, Mma, int thread, TensorStorage& shared, int = -1) {
     static_assert(decltype(cute::size(acc))::value == G::slabs * G::cols / 2);
     Place place;
     place.row0 = int(cute::get<0>(tile)) * G::rows;
@@ -202,7 +202,8 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
       run_tile<false>(pipeline, state, place, acc, shared);
     return cute::make_tuple(state, store_state);
   }
-  CUTLASS_DEVICE auto store_tail(LoadPipeline, LoadPipelineState load_state, StorePipeline, StorePipelineState store_state) {
+  CUTLASS_DEVICE auto store_tail(LoadPipeline, LoadPipelineState load_state, StorePipeline,
+                                 StorePipelineState store_state) {
     if constexpr (kStores) cute::tma_store_wait<0>();
     return cute::make_tuple(load_state, store_state);
   }
@@ -255,6 +256,7 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
       for (int u = 0; u < G::units; ++u) {
         fetch(ports, in, u);
         if (u == G::units - 1) release_inputs(pipeline, state);
+        if (!unit_exists<kWhole>(place, s, u)) continue;
         for_values<kWhole>(place, slab, s, u, [&](int h, int x, bool, bool valid_col, const auto&) {
           using Side = Measuring<V, E, kPass>;
           coda::detail::on_side<P, Side> program{initial<I, Side>(ports, h, x, u)...};
@@ -269,7 +271,8 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
       }
     }
     (end_group<I, kPass>(ports), ...);
-    if constexpr (kPass + 1 < kPasses) measure_passes<kPass + 1, kWhole>(pipeline, state, place, acc, ports, shared, slab, group);
+    if constexpr (kPass + 1 < kPasses)
+      measure_passes<kPass + 1, kWhole>(pipeline, state, place, acc, ports, shared, slab, group);
   }
   template <int N, int kPass, class F>
   CUTLASS_DEVICE static void gather(Ports& ports, int h, bool valid_col, const F& value) {
@@ -282,8 +285,8 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
 
   /// The program over a subtile.
   template <bool kWhole, class Acc>
-  CUTLASS_DEVICE void apply(LoadPipeline& pipeline, LoadPipelineState& state, const Place& place, Acc& acc, Ports& ports,
-                            TensorStorage& shared, char* scratch, int slab, int s, int following) {
+  CUTLASS_DEVICE void apply(LoadPipeline& pipeline, LoadPipelineState& state, const Place& place, Acc& acc,
+                            Ports& ports, TensorStorage& shared, char* scratch, int slab, int s, int following) {
     (port<I>(ports).begin_subtile(field_params<I>(), place, s, following), ...);
     const int stage = (slab * G::subtiles + s) % kStoreStages;
     const uint32_t in = wait_for_inputs(pipeline, state, shared);
@@ -292,16 +295,18 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
     for (int u = 0; u < G::units; ++u) {
       fetch(ports, in, u);
       if (u == G::units - 1) release_inputs(pipeline, state);
-      for_values<kWhole>(place, slab, s, u, [&](int h, int x, bool valid_row, bool valid_col, const At<Registers<V, E>>& at) {
-        using Side = Registers<V, E>;
-        coda::detail::on_side<P, Side> program{initial<I, Side>(ports, h, x, u)...};
-        const V value = accumulator(acc, slab, s, u, h, x);
-        if constexpr (coda::detail::takes_at<P>)
-          program(value, at);
-        else
-          program(value);
-        (put<I>(ports, h, x, u, valid_row, valid_col, coda::detail::field<kFields, I>(program)), ...);
-      });
+      if (unit_exists<kWhole>(place, s, u))
+        for_values<kWhole>(
+            place, slab, s, u, [&](int h, int x, bool valid_row, bool valid_col, const At<Registers<V, E>>& at) {
+              using Side = Registers<V, E>;
+              coda::detail::on_side<P, Side> program{initial<I, Side>(ports, h, x, u)...};
+              const V value = accumulator(acc, slab, s, u, h, x);
+              if constexpr (coda::detail::takes_at<P>)
+                program(value, at);
+              else
+                program(value);
+              (put<I>(ports, h, x, u, valid_row, valid_col, coda::detail::field<kFields, I>(program)), ...);
+            });
       if constexpr (kStores) {
         if (u == 0) {  // what was stored from this stage before has been read
           if (place.lane == 0) cute::tma_store_wait<kStoreStages - 1>();
@@ -315,7 +320,8 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
       if (place.lane == 0) {
-        (Port_<I>::issue_store(field_params<I>(), place, shared.store + stage * kStoreBytes + store_offset<I>(), slab, s),
+        (Port_<I>::issue_store(field_params<I>(), place, shared.store + stage * kStoreBytes + store_offset<I>(), slab,
+                               s),
          ...);
         cute::tma_store_arrive();
       }
@@ -359,6 +365,12 @@ class EpilogueOf<P, G, kLoadStages, kStoreStages, std::integer_sequence<int, I..
       return FieldType{};
   }
 
+  /// Whether any column of a unit does. Asked of every unit at the edge: units that the compiler sees together take more registers
+  /// than there are.
+  template <bool kWhole>
+  CUTLASS_DEVICE static bool unit_exists(const Place& place, int s, int u) {
+    return kWhole || place.col0 + s * G::subtile + u * 16 < place.n;
+  }
   /// body(h, x, valid row, valid column, at) for every value of this thread in a unit.
   template <bool kWhole, class Body>
   CUTLASS_DEVICE static void for_values(const Place& place, int slab, int s, int u, Body&& body) {

@@ -9,12 +9,12 @@
 #include "coda/hopper/map.h"
 #include "coda/hopper/product.h"
 
-#define CODA_HOPPER_PROGRAM(forms, ...)                                                                     \
-  template <>                                                                                               \
-  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                          \
-    using namespace coda::hopper;                                                                           \
-    static const auto products = product_kernels<__VA_ARGS__, (forms)>();                                   \
-    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>};           \
-    return kernels;                                                                                         \
-  }                                                                                                         \
+#define CODA_HOPPER_PROGRAM(forms, ...)                                                           \
+  template <>                                                                                     \
+  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                \
+    using namespace coda::hopper;                                                                 \
+    static const auto products = product_kernels<__VA_ARGS__, (forms)>();                         \
+    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>}; \
+    return kernels;                                                                               \
+  }                                                                                               \
   static_assert(true)

@@ -151,16 +151,16 @@ struct PortOf<RowLogSumExp<W>, Direction::out, E, kPairs, G> : Port {
     float result;
     // volatile keeps the units in order: interleaved, they need more registers than there are.
     asm volatile("ex2.approx.ftz.f32 %0, %1;"
-        : "=f"(result)
-        : "f"(1.4426950408889634f * (x - (reference == kNone ? 0.f : reference))));
+                 : "=f"(result)
+                 : "f"(1.4426950408889634f * (x - (reference == kNone ? 0.f : reference))));
     return result;
   }
   CUTLASS_DEVICE void take(int h) {
     const auto& v = waiting;
     const float before = top[h];
     top[h] = max(before, max(max(v[0], v[1]), max(v[2], v[3])));
-    total[h] = total[h] * relative(before, top[h]) + ((relative(v[0], top[h]) + relative(v[1], top[h])) +
-                                                      (relative(v[2], top[h]) + relative(v[3], top[h])));
+    total[h] = total[h] * relative(before, top[h]) +
+               ((relative(v[0], top[h]) + relative(v[1], top[h])) + (relative(v[2], top[h]) + relative(v[3], top[h])));
   }
   CUTLASS_DEVICE void end_unit(const Params& p, const Place& place, int slab, int unit, char*) {
     if ((unit + 1) * 16 % W != 0) return;

@@ -6,8 +6,8 @@
 #pragma GCC diagnostic push
 #include <cutlass/cutlass.h>
 
-#include <cutlass/gemm/collective/collective_mma.hpp>
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/collective/collective_mma.hpp>
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #pragma GCC diagnostic pop
@@ -60,7 +60,8 @@ struct Stages {
   static constexpr int local_width = [] {
     int width = 0;
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      ((width = coda::detail::field_info<P, I>::direction == Direction::local ? coda::detail::field_info<P, I>::extent : width),
+      ((width = coda::detail::field_info<P, I>::direction == Direction::local ? coda::detail::field_info<P, I>::extent
+                                                                              : width),
        ...);
     }
     (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
@@ -79,7 +80,9 @@ struct Stages {
 };
 
 /// Whether slots of so many columns, 0 for none, end where a tile of cols columns does.
-constexpr bool slots_end_with_tile(int width, int cols) { return width == 0 || cols % width == 0; }
+constexpr bool slots_end_with_tile(int width, int cols) {
+  return width == 0 || cols % width == 0;
+}
 
 /// Whether every reduction of P has its slots inside a tile.
 template <class P, HopperTile kTile>
@@ -87,7 +90,8 @@ constexpr bool reductions_fit() {
   using T = TileTraits<kTile>;
   return []<int... I>(std::integer_sequence<int, I...>) {
     return (slots_end_with_tile(coda::detail::group_columns<P, I>(), T::cols) && ...) &&
-           ((coda::detail::field_info<P, I>::kind != Kind::col_sum || coda::detail::field_info<P, I>::extent == 64) && ...);
+           ((coda::detail::field_info<P, I>::kind != Kind::col_sum || coda::detail::field_info<P, I>::extent == 64) &&
+            ...);
   }
   (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
 }
@@ -107,14 +111,16 @@ struct Product {
   using Atom = std::conditional_t<kTransposed, cute::GMMA::Layout_MN_SW128_Atom<Element>,
                                   cute::GMMA::Layout_K_SW128_Atom<Element>>;
   using Mma = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<Element, Element, float,
-                                 cute::Shape<cute::Int<T::rows / (T::pingpong ? 1 : 2)>, cute::Int<T::cols>, cute::Int<T::depth>>,
-                                 kMajorA, kMajorB>(),
+      cute::GMMA::ss_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<T::rows / (T::pingpong ? 1 : 2)>, cute::Int<T::cols>, cute::Int<T::depth>>, kMajorA,
+          kMajorB>(),
       cute::Layout<cute::Shape<cute::Int<T::warp_groups>, cute::_1, cute::_1>>{}));
   using Main = cutlass::gemm::collective::CollectiveMma<
       cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<S::main, typename T::Cluster, typename T::Schedule>,
       typename T::Shape, Element, Stride<kATransposed>, Element, Stride<kBTransposed>, Mma, cute::SM90_TMA_LOAD,
-      Atom<kATransposed>, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom<kBTransposed>, void, cute::identity>;
+      Atom<kATransposed>, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom<kBTransposed>, void,
+      cute::identity>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, typename S::Epilogue_,
                                                       cutlass::gemm::PersistentScheduler>;
   static_assert(Kernel::SharedStorageSize <= kSharedBytes);
@@ -140,8 +146,8 @@ struct Product {
     arguments.scheduler.max_swizzle_size = swizzle;
     arguments.scheduler.raster_order = along_m ? Order::AlongM : Order::AlongN;
     typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
-    if (const cudaError_t error = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
-                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
+    if (const cudaError_t error = cudaFuncSetAttribute(
+            cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
       return error;
     if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream) != cutlass::Status::kSuccess)
       return cudaErrorLaunchFailure;
@@ -165,7 +171,8 @@ template <class P, Form kForm, unsigned kForms, unsigned kBit, HopperTile... kTi
 void add_kernels(std::vector<coda::detail::HopperKernel>& kernels) {
   if constexpr ((kForms & kBit) != 0) {
     const auto add = [&]<HopperTile kTile>() {
-      if constexpr (is_possible<P, kForm, kTile>()) kernels.push_back({kForm, kTile, &Product<P, kForm, kTile>::launch});
+      if constexpr (is_possible<P, kForm, kTile>())
+        kernels.push_back({kForm, kTile, &Product<P, kForm, kTile>::launch});
     };
     (add.template operator()<kTiles>(), ...);
   }

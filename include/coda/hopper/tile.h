@@ -2,8 +2,8 @@
 #pragma once
 #include <cuda.h>
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/cuda_host_adapter.hpp>
 
 #include "coda/hopper/geometry.h"
@@ -13,7 +13,8 @@ namespace coda::hopper {
 /// A descriptor of rows × cols elements, row-major, in boxes of box_rows × box_cols that are swizzled over their 32, 64 or 128 bytes
 /// of a row.
 template <class T>
-cute::TmaDescriptor make_descriptor(const T* data, int64_t rows, int64_t cols, int64_t stride, int box_rows, int box_cols) {
+cute::TmaDescriptor make_descriptor(const T* data, int64_t rows, int64_t cols, int64_t stride, int box_rows,
+                                    int box_cols) {
   cute::TmaDescriptor descriptor{};
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * sizeof(T)};
@@ -22,8 +23,7 @@ cute::TmaDescriptor make_descriptor(const T* data, int64_t rows, int64_t cols, i
   const auto swizzle = bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                        : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                      : CU_TENSOR_MAP_SWIZZLE_32B;
-  const auto type =
-      std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const auto type = std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   const CUresult result = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
       reinterpret_cast<CUtensorMap*>(&descriptor), type, 2, const_cast<T*>(data), sizes, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -37,8 +37,12 @@ CUTLASS_DEVICE uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-CUTLASS_DEVICE float low_of(uint32_t packed) { return __uint_as_float(packed << 16); }
-CUTLASS_DEVICE float high_of(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+CUTLASS_DEVICE float low_of(uint32_t packed) {
+  return __uint_as_float(packed << 16);
+}
+CUTLASS_DEVICE float high_of(uint32_t packed) {
+  return __uint_as_float(packed & 0xffff0000u);
+}
 
 // clang-format off
 CUTLASS_DEVICE void load_matrix(uint32_t address, uint32_t (&v)[4]) {
@@ -89,7 +93,8 @@ struct TileMatrix : Port {
     if constexpr (kIn) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kBoxes; ++i)
-        cute::SM90_TMA_LOAD_2D::copy(&p.descriptor, barrier, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+        cute::SM90_TMA_LOAD_2D::copy(&p.descriptor, barrier,
+                                     static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                      shared + i * kBoxSize, col * kNumerator / kDenominator + i * kBoxCols, row);
     }
   }
@@ -189,13 +194,16 @@ struct TileMatrix : Port {
 
 template <class T, Direction D, class E, bool kPairs, class G>
 requires(D != Direction::local) struct PortOf<Tile<T>, D, E, kPairs, G>
-    : TileMatrix<D, coda::detail::element_t<T, E>, 1, 1, kPairs, G> {};
+    : TileMatrix<D, coda::detail::element_t<T, E>, 1, 1, kPairs, G> {
+};
 template <class T, Direction D, class E, class G>
 requires(D != Direction::local) struct PortOf<HalfTile<T>, D, E, true, G>
-    : TileMatrix<D, coda::detail::element_t<T, E>, 1, 2, true, G> {};
+    : TileMatrix<D, coda::detail::element_t<T, E>, 1, 2, true, G> {
+};
 template <class T, Direction D, class E, class G>
 requires(D != Direction::local) struct PortOf<DoubleTile<T>, D, E, false, G>
-    : TileMatrix<D, coda::detail::element_t<T, E>, 2, 1, false, G> {};
+    : TileMatrix<D, coda::detail::element_t<T, E>, 2, 1, false, G> {
+};
 template <class T, class E, bool kPairs, class G>
 struct PortOf<Accumulate<T>, Direction::out, E, kPairs, G>
     : TileMatrix<Direction::out, coda::detail::element_t<T, E>, 1, 1, kPairs, G, true> {
