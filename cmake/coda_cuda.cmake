@@ -1,6 +1,7 @@
 # The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
 # everything else builds without nvcc.
 file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc)
+list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc)  # it needs no GPU, and is in coda
 file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
 if(NOT CODA_CUDA)
   return()
@@ -54,4 +55,15 @@ if(CODA_BUILD_CLI)
   endforeach()
   target_link_libraries(coda_cli PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,coda_hopper>)
   add_dependencies(coda_cuda coda_cli)
+endif()
+# Run by hand on a machine with a GPU.
+if(CODA_BUILD_TESTS)
+  foreach(name calls elementwise map)
+    add_executable(gpu_${name}_test EXCLUDE_FROM_ALL test/gpu/${name}_test.cc)
+    set_target_properties(gpu_${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/test/gpu)
+    target_include_directories(gpu_${name}_test PRIVATE src)
+    target_link_libraries(gpu_${name}_test PRIVATE coda_hopper coda)
+    add_dependencies(coda_cuda gpu_${name}_test)
+  endforeach()
+  target_sources(gpu_map_test PRIVATE test/gpu/map_test_kernels.cu)
 endif()

@@ -56,7 +56,13 @@ enum class Form { TN, NN, NT };
 
 /// Rows × columns of the accumulators that a thread block works on at a time, and how its two warp groups share the work: taking
 /// tiles in turns, so that one's epilogue runs under the other's main loop, or half of the rows each.
-enum class HopperTile { pingpong_128x128, pingpong_64x256, cooperative_128x256, cooperative_256x128 };
+enum class HopperTile {
+  pingpong_128x128,
+  cooperative_128x128,
+  pingpong_64x256,
+  cooperative_128x256,
+  cooperative_256x128
+};
 
 /// One launch of a fused product. Factors and tiles are aligned as TMA needs it: addresses and rows of multiples of 16 bytes.
 struct HopperProduct {

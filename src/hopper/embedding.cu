@@ -62,7 +62,7 @@ struct SortSpace {
     size_t bytes = 0;
     const int32_t* in = nullptr;
     int32_t* out = nullptr;
-    check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, in, out, in, out, tokens), "the sort of tokens");
+    check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, in, out, in, out, tokens), "the sort of tokens");
     sort_bytes = static_cast<int64_t>(bytes);
   }
   int64_t bytes() const { return 3 * column_bytes + sort_bytes; }
@@ -89,7 +89,7 @@ void embedding_forward(const Gpu& gpu, Matrix<const float> table, Vector<const i
 }
 
 int64_t embedding_backward_workspace(const Gpu& gpu, int64_t tokens) {
-  const CurrentDevice current(gpu.device());
+  const DeviceGuard current(gpu.device());
   return SortSpace(tokens).bytes();
 }
 
@@ -97,16 +97,16 @@ void embedding_backward(const Gpu& gpu, Matrix<const bf16> d_h, Vector<const int
                         bool add) {
   if (d_h.rows != tokens.size || d_h.cols != d_table.cols)
     throw OperandError("d_h", shape(d_h.rows, d_h.cols), shape(tokens.size, d_table.cols));
-  const CurrentDevice current(gpu.device());
+  const DeviceGuard current(gpu.device());
   const SortSpace space(tokens.size);
   if (gpu.workspace_bytes() < space.bytes())
     throw OperandError("workspace", std::to_string(gpu.workspace_bytes()) + " bytes",
                        std::to_string(space.bytes()) + " (embedding_backward_workspace)");
   if (!add && d_table.rows > 0)
-    check_cuda(cudaMemset2DAsync(d_table.data, static_cast<size_t>(d_table.stride) * sizeof(float), 0,
-                                 static_cast<size_t>(d_table.cols) * sizeof(float), static_cast<size_t>(d_table.rows),
-                                 gpu.stream()),
-               "embedding_backward");
+    check(cudaMemset2DAsync(d_table.data, static_cast<size_t>(d_table.stride) * sizeof(float), 0,
+                            static_cast<size_t>(d_table.cols) * sizeof(float), static_cast<size_t>(d_table.rows),
+                            gpu.stream()),
+          "embedding_backward");
   if (tokens.size == 0 || d_table.cols == 0) return;
 
   const Vector<int32_t> identity = space.column(gpu.workspace(), 0, tokens.size);
@@ -115,10 +115,10 @@ void embedding_backward(const Gpu& gpu, Matrix<const bf16> d_h, Vector<const int
   launch(gpu, "embedding_backward", count_up_kernel, dim3(static_cast<unsigned>(ceil_div(tokens.size, kThreads))),
          dim3(kThreads), identity);
   size_t bytes = static_cast<size_t>(space.sort_bytes);
-  check_cuda(cub::DeviceRadixSort::SortPairs(static_cast<char*>(gpu.workspace()) + 3 * space.column_bytes, bytes,
-                                             tokens.data, sorted.data, static_cast<const int32_t*>(identity.data),
-                                             position.data, tokens.size, 0, 32, gpu.stream()),
-             "embedding_backward");
+  check(cub::DeviceRadixSort::SortPairs(static_cast<char*>(gpu.workspace()) + 3 * space.column_bytes, bytes,
+                                        tokens.data, sorted.data, static_cast<const int32_t*>(identity.data),
+                                        position.data, tokens.size, 0, 32, gpu.stream()),
+        "embedding_backward");
   launch(gpu, "embedding_backward", scatter_kernel,
          dim3(static_cast<unsigned>(tokens.size), static_cast<unsigned>(ceil_div(d_table.cols, kThreads))),
          dim3(kThreads), d_h, Vector<const int32_t>(sorted), Vector<const int32_t>(position), d_table);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "align.h"
 #include "operand_shape.h"
 
 namespace coda::hopper {
@@ -18,6 +19,8 @@ const char* name(HopperTile tile) {
   switch (tile) {
     case HopperTile::pingpong_128x128:
       return "pingpong 128x128";
+    case HopperTile::cooperative_128x128:
+      return "cooperative 128x128";
     case HopperTile::pingpong_64x256:
       return "pingpong 64x256";
     case HopperTile::cooperative_128x256:
@@ -41,6 +44,7 @@ TileSize size_of(HopperTile tile) {
     case HopperTile::cooperative_256x128:
       return {256, 128};
     case HopperTile::pingpong_128x128:
+    case HopperTile::cooperative_128x128:
       break;
   }
   return {128, 128};
@@ -55,8 +59,13 @@ namespace {
 
 constexpr int64_t kTmaBytes = 16;
 
+int64_t round_up(int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
 /// Why memory of `rows` rows, `stride` elements apart, cannot be reached by TMA.
-std::string obstacle(const std::string& name, const void* data, int64_t rows, int64_t stride, int64_t element_bytes) {
+std::string obstacle_to_rows(const std::string& name, const void* data, int64_t rows, int64_t stride,
+                             int64_t element_bytes) {
   if (reinterpret_cast<uintptr_t>(data) % kTmaBytes != 0) return name + " is not at a multiple of 16 bytes";
   if (rows > 1 && stride * element_bytes % kTmaBytes != 0)
     return fmt::format("rows of {} are not a multiple of 16 bytes apart", name);
@@ -67,7 +76,7 @@ std::string obstacle(const std::string& name, const void* data, int64_t rows, in
 
 std::string obstacle(const std::string& name, const Factor& x) {
   const int64_t rows = x.transposed ? x.depth : x.rows;
-  return obstacle(name, x.data, rows, x.stride, coda::detail::bytes_of(x.element));
+  return obstacle_to_rows(name, x.data, rows, x.stride, coda::detail::bytes_of(x.element));
 }
 
 std::string obstacle(const Operand& operand) {
@@ -77,7 +86,8 @@ std::string obstacle(const Operand& operand) {
     case Kind::half_tile:
     case Kind::double_tile:
     case Kind::accumulate:
-      return obstacle(name, operand.data, operand.rows, operand.stride, coda::detail::bytes_of(operand.field.element));
+      return obstacle_to_rows(name, operand.data, operand.rows, operand.stride,
+                              coda::detail::bytes_of(operand.field.element));
     case Kind::per_col:
     case Kind::per_pair:
       if (reinterpret_cast<uintptr_t>(operand.data) % 8 != 0) return name + " is not at a multiple of 8 bytes";
@@ -85,6 +95,45 @@ std::string obstacle(const Operand& operand) {
     default:
       return {};
   }
+}
+
+namespace {
+
+/// Rows and columns at the edge of a tile are counted in 32 bits.
+constexpr int64_t kMostOfSide = (int64_t{1} << 31) - 512;
+
+void check_factor(const std::string& name, const Factor& x) {
+  if (x.element != ElementType::bfloat16)
+    throw OperandError(name, "a matrix of float", "one of bf16, which is what the GPU engine multiplies");
+  if (x.rows > kMostOfSide || x.depth > kMostOfSide)
+    throw OperandError(name, fmt::format("{} x {}", x.rows, x.depth),
+                       fmt::format("at most {} rows and columns", kMostOfSide));
+}
+
+int64_t copy_bytes(const char* name, const Factor& x) {
+  if (obstacle(name, x).empty()) return 0;
+  const auto [rows, cols] = stored_size(x);
+  return round_up(rows * aligned_stride(cols) * int64_t{sizeof(bf16)});
+}
+
+}  // namespace
+
+void check_factors(const Factor& a, const Factor& b, const HopperKernels& kernels) {
+  check_factor("a", a);
+  check_factor("b", b);
+  const auto form = form_of(a, b);
+  if (!form)
+    throw OperandError("a", "transposed beside a b that is not", "one of the forms x Wᵀ, dy W and dyᵀ x on a GPU");
+  for (const HopperKernel& kernel : kernels.products)
+    if (kernel.form == *form) return;
+  throw OperandError("b", fmt::format("a factor of a product of form {}", name(*form)),
+                     "a form that CODA_HOPPER_PROGRAM names for this program");
+}
+
+Workspace workspace_of(const Factor& a, const Factor& b) {
+  return {.a = copy_bytes("a", a),
+          .b = copy_bytes("b", b),
+          .accumulators = round_up(a.rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
 }
 
 Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
@@ -99,13 +148,9 @@ Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const 
   for (const HopperKernel& kernel : kernels.products)
     if (kernel.form == form && plan.kernel == nullptr) plan.kernel = &kernel;
   if (plan.kernel == nullptr) return {.reason = "a reduction of the program is wider than every tile"};
-  const TileSize tile = size_of(plan.kernel->tile);
-  // Tiles that run at the same time cover a nearly square part of the product, so that L2 serves both factors. A swizzle that does
-  // not divide the number of tiles makes CUTLASS add empty ones.
-  const int64_t row_tiles = (a.rows + tile.rows - 1) / tile.rows;
-  for (int swizzle : {8, 4, 2})
-    if (row_tiles / 2 % swizzle == 0 && plan.swizzle == 1) plan.swizzle = swizzle;
-  plan.reason = fmt::format("{}, tiles in strips of {}", name(plan.kernel->tile), plan.swizzle);
+  // Along the rows of tiles, one strip at a time: of eight orders never more than 4 % from the best, 1.4 % in the geometric mean over 37
+  // shapes (docs/measurements.md); down the columns, and in wide strips, up to 50 %.
+  plan.reason = fmt::format("{} tiles, row by row", name(plan.kernel->tile));
   return plan;
 }
 

@@ -30,7 +30,30 @@ struct Plan {
   std::string reason;  // for this kernel, or against every fused one
 };
 
-/// How this call is run. The call has been checked (call_check.h) and is of a form that the program has kernels for.
+/// What the GPU engine refuses besides what every engine does (call_check.h): factors of float or of 2^31 rows, forms that the program
+/// was not compiled for. Throws OperandError.
+void check_factors(const coda::detail::Factor& a, const coda::detail::Factor& b,
+                   const coda::detail::HopperKernels& kernels);
+
+/// Bytes that two passes need: copies of the factors that TMA cannot reach, then the accumulators.
+struct Workspace {
+  int64_t a, b, accumulators;
+  int64_t bytes() const { return a + b + accumulators; }
+};
+Workspace workspace_of(const coda::detail::Factor& a, const coda::detail::Factor& b);
+/// Elements between rows of accumulators there.
+constexpr int64_t accumulator_stride(int64_t n) {
+  return (n + 3) / 4 * 4;
+}
+/// A factor as it lies in memory.
+struct StoredSize {
+  int64_t rows, cols;
+};
+constexpr StoredSize stored_size(const coda::detail::Factor& x) {
+  return x.transposed ? StoredSize{x.depth, x.rows} : StoredSize{x.rows, x.depth};
+}
+
+/// How this call is run. The call has been checked.
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
             const coda::detail::HopperKernels& kernels);
 

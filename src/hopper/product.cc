@@ -7,7 +7,6 @@
 #include "coda/gpu.h"
 #include "coda/programs/store.h"
 #include "device_guard.h"
-#include "operand_shape.h"
 #include "plan.h"
 
 namespace coda::detail {
@@ -16,47 +15,6 @@ namespace {
 
 using hopper::DeviceGuard;
 using hopper::Plan;
-
-/// Rows and columns at the edge of a tile are counted in 32 bits.
-constexpr int64_t kMostOfSide = (int64_t{1} << 31) - 512;
-
-void check_factor(const std::string& name, const Factor& x) {
-  if (x.element != ElementType::bfloat16) throw OperandError(name, "of float", "bf16: the GPU engine multiplies bf16");
-  for (int64_t side : {x.rows, x.depth})
-    if (side > kMostOfSide)
-      throw OperandError(name, fmt::format("{} x {}", x.rows, x.depth),
-                         fmt::format("at most {} rows and columns", kMostOfSide));
-}
-
-Form check_form(const Factor& a, const Factor& b, const HopperKernels& kernels) {
-  const auto form = hopper::form_of(a, b);
-  if (!form) throw OperandError("a", "transposed beside a b that is not", "the forms x Wᵀ, dy W or dyᵀ x on a GPU");
-  for (const HopperKernel& kernel : kernels.products)
-    if (kernel.form == *form) return *form;
-  throw OperandError("b", fmt::format("part of a product of form {}", hopper::name(*form)),
-                     "a form that CODA_HOPPER_PROGRAM names for this program");
-}
-
-int64_t round_up(int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
-/// The two passes' memory: what of the factors has to be copied, and the accumulators.
-struct Workspace {
-  int64_t a = 0, b = 0, accumulators = 0;
-  int64_t bytes() const { return a + b + accumulators; }
-};
-int64_t copy_bytes(const char* name, const Factor& x) {
-  if (hopper::obstacle(name, x).empty()) return 0;
-  const int64_t rows = x.transposed ? x.depth : x.rows, cols = x.transposed ? x.rows : x.depth;
-  return round_up(rows * hopper::aligned_stride(cols) * int64_t{sizeof(bf16)});
-}
-Workspace workspace_of(const Factor& a, const Factor& b) {
-  const int64_t stride = (b.rows + 3) / 4 * 4;
-  return {.a = copy_bytes("a", a),
-          .b = copy_bytes("b", b),
-          .accumulators = round_up(a.rows * stride * int64_t{sizeof(float)})};
-}
 
 void check_launch(int error) {
   hopper::check(static_cast<cudaError_t>(error), "launching a product");
@@ -73,9 +31,10 @@ void launch(const Gpu& gpu, const Factor& a, const Factor& b, const void* progra
                                     .along_m = plan.along_m}));
 }
 
+/// x, or its copy in memory.
 Factor aligned(const Gpu& gpu, const char* name, const Factor& x, std::byte* memory) {
   if (hopper::obstacle(name, x).empty()) return x;
-  const int64_t rows = x.transposed ? x.depth : x.rows, cols = x.transposed ? x.rows : x.depth;
+  const auto [rows, cols] = hopper::stored_size(x);
   auto* copy = reinterpret_cast<bf16*>(memory);
   check_launch(hopper::copy_aligned(static_cast<const bf16*>(x.data), x.stride, rows, cols, copy, gpu.stream()));
   Factor moved = x;
@@ -86,9 +45,9 @@ Factor aligned(const Gpu& gpu, const char* name, const Factor& x, std::byte* mem
 
 void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
                        const HopperKernels& kernels) {
-  const Workspace need = workspace_of(a, b);
+  const hopper::Workspace need = hopper::workspace_of(a, b);
   auto* memory = static_cast<std::byte*>(gpu.workspace());
-  const int64_t m = a.rows, n = b.rows, stride = (n + 3) / 4 * 4;
+  const int64_t m = a.rows, n = b.rows, stride = hopper::accumulator_stride(n);
   const Matrix<float> accumulators(reinterpret_cast<float*>(memory + need.a + need.b), m, n, stride);
   if (a.depth == 0) {
     hopper::check(cudaMemsetAsync(accumulators.data, 0, static_cast<size_t>(m * stride) * sizeof(float), gpu.stream()),
@@ -111,19 +70,15 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
 }  // namespace
 
 int64_t product_workspace(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
-  check_factor("a", a);
-  check_factor("b", b);
-  check_form(a, b, kernels);
+  hopper::check_factors(a, b, kernels);
   if (a.rows == 0 || b.rows == 0 || hopper::choose(a, b, program, kernels).kernel != nullptr) return 0;
-  return workspace_of(a, b).bytes();
+  return hopper::workspace_of(a, b).bytes();
 }
 
 void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
                  const HopperKernels& kernels) {
   check_product(a, b, program);
-  check_factor("a", a);
-  check_factor("b", b);
-  check_form(a, b, kernels);
+  hopper::check_factors(a, b, kernels);
   if (a.rows == 0 || b.rows == 0) return;  // no accumulators, and outputs of no elements
   const Plan plan = hopper::choose(a, b, program, kernels);
   const DeviceGuard guard(gpu.device());
@@ -131,7 +86,7 @@ void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const Program
     launch(gpu, a, b, program.program, plan);
     return;
   }
-  const int64_t bytes = workspace_of(a, b).bytes();
+  const int64_t bytes = hopper::workspace_of(a, b).bytes();
   if (gpu.workspace_bytes() < bytes)
     throw OperandError("workspace", fmt::format("{} bytes", gpu.workspace_bytes()),
                        fmt::format("{} bytes, since {} and the product runs in two passes", bytes, plan.reason));

@@ -7,6 +7,6 @@ using namespace coda;
 CODA_HOPPER_PROGRAM(TN, RmsNormGlu<Tensors<bf16>, GegluErf>);
 CODA_HOPPER_PROGRAM(TN, RmsNormGlu<Tensors<bf16>, GegluTanh>);
 CODA_HOPPER_PROGRAM(TN, RmsNormGlu<Tensors<bf16>, SwigluClamped>);
-CODA_HOPPER_PROGRAM(NN, GluBackward<Tensors<bf16>, GegluErf>);
+CODA_HOPPER_PROGRAM_ON(cooperative_128x128, NN, GluBackward<Tensors<bf16>, GegluErf>);
 CODA_HOPPER_PROGRAM(NN, GluBackward<Tensors<bf16>, GegluTanh>);
 CODA_HOPPER_PROGRAM(NN, GluBackward<Tensors<bf16>, SwigluClamped>);

@@ -21,7 +21,7 @@
 #include "map_programs.h"
 #include "oracle/oracle.h"
 
-namespace coda::hopper {
+namespace coda::hopper::mapped {
 template <class P>
 int launch_map(const detail::HopperMap& map);  // map_test_kernels.cu
 }
@@ -162,11 +162,11 @@ void run(const Matrix<X>& x, const P& program) {
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
   coda::detail::with_program(program, [&](const coda::detail::ProgramInfo& info) {
-    check(hopper::launch_map<P>({.x = coda::detail::factor(x),
-                                 .operands = info.operands,
-                                 .program = &program,
-                                 .stream = nullptr,
-                                 .multiprocessors = multiprocessors}),
+    check(hopper::mapped::launch_map<P>({.x = coda::detail::factor(x),
+                                         .operands = info.operands,
+                                         .program = &program,
+                                         .stream = nullptr,
+                                         .multiprocessors = multiprocessors}),
           "launch_map");
   });
 }

@@ -4,17 +4,21 @@
 //   CODA_HOPPER_PROGRAM(NN | NT, MyGradient<Tensors<bf16>>);   // dy W and dyᵀ x
 //   CODA_HOPPER_PROGRAM(no_product, MyPass<Tensors<bf16>>);    // map only
 //
-// makes gemm and map with this program on a Gpu link. Each form costs a kernel for every tile, half a minute of nvcc in all.
+// makes gemm and map with this program on a Gpu link. A form costs a kernel, ten seconds of nvcc.
 #pragma once
 #include "coda/hopper/map.h"
 #include "coda/hopper/product.h"
 
-#define CODA_HOPPER_PROGRAM(forms, ...)                                                           \
-  template <>                                                                                     \
-  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                \
-    using namespace coda::hopper;                                                                 \
-    static const auto products = product_kernels<__VA_ARGS__, (forms)>();                         \
-    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>}; \
-    return kernels;                                                                               \
-  }                                                                                               \
+#define CODA_HOPPER_PROGRAM(forms, ...) CODA_HOPPER_PROGRAM_ON(pingpong_128x128, forms, __VA_ARGS__)
+
+/// With tiles of another kind (detail::HopperTile). A thread has 128 accumulators of a pingpong tile; a program that needs so many
+/// registers beside them that the compiler keeps some in memory goes on cooperative_128x128, where it has 64.
+#define CODA_HOPPER_PROGRAM_ON(tile, forms, ...)                                                          \
+  template <>                                                                                             \
+  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                        \
+    using namespace coda::hopper;                                                                         \
+    static const auto products = product_kernels<__VA_ARGS__, (forms), coda::detail::HopperTile::tile>(); \
+    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>};         \
+    return kernels;                                                                                       \
+  }                                                                                                       \
   static_assert(true)

@@ -39,6 +39,8 @@ struct Traits {
 template <>
 struct TileTraits<HopperTile::pingpong_128x128> : Traits<128, 128, 1, true> {};
 template <>
+struct TileTraits<HopperTile::cooperative_128x128> : Traits<128, 128, 2, false> {};
+template <>
 struct TileTraits<HopperTile::pingpong_64x256> : Traits<64, 256, 1, true> {};
 template <>
 struct TileTraits<HopperTile::cooperative_128x256> : Traits<128, 256, 2, false> {};
@@ -177,13 +179,13 @@ void add_kernels(std::vector<coda::detail::HopperKernel>& kernels) {
     (add.template operator()<kTiles>(), ...);
   }
 }
-template <class P, unsigned kForms>
+template <class P, unsigned kForms, HopperTile kTile>
 std::vector<coda::detail::HopperKernel> product_kernels() {
   static_assert(std::is_same_v<coda::detail::element_of<P>, bf16>, "the GPU engine's activations are bf16");
   std::vector<coda::detail::HopperKernel> kernels;
-  add_kernels<P, Form::TN, kForms, TN, HopperTile::pingpong_128x128>(kernels);
-  add_kernels<P, Form::NN, kForms, NN, HopperTile::pingpong_128x128>(kernels);
-  add_kernels<P, Form::NT, kForms, NT, HopperTile::pingpong_128x128>(kernels);
+  add_kernels<P, Form::TN, kForms, TN, kTile>(kernels);
+  add_kernels<P, Form::NN, kForms, NN, kTile>(kernels);
+  add_kernels<P, Form::NT, kForms, NT, kTile>(kernels);
   return kernels;
 }
 

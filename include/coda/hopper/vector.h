@@ -56,71 +56,74 @@ struct PortOf<PerRow<T>, Direction::in, E, kPairs, G> : Port {
   CUTLASS_DEVICE T get(int h, int, int) const { return value[h]; }
 };
 
-/// One value per column, or per pair with a period: of each subtile two per block of 8 columns, fetched one subtile ahead. data is
-/// 8-byte aligned.
-template <class T, bool kPerPair, class G>
-struct ColumnValues : Port {
+/// Two neighbouring values of a vector, at a multiple of 8 bytes.
+template <class T>
+struct alignas(8) Two {
   static_assert(sizeof(T) == 4, "values per column and per pair are float or int32_t");
-  static constexpr int kBlocks = kPerPair ? 1 : 2;  // of a unit
+  T value[2];
+};
+
+/// Read when a subtile begins: the wait for its tiles hides that.
+template <class T, class E, bool kPairs, class G>
+struct PortOf<PerCol<T>, Direction::in, E, kPairs, G> : Port {
+  struct Params {
+    const T* data;
+  };
+  static Params make(Vector<const T> v, int, int) { return {v.data}; }
+  Two<T> now[G::units][2];  // [unit][block]
+  CUTLASS_DEVICE void begin_subtile(const Params& p, const Place& place, int s, int) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < G::units * 2; ++i) {
+      const int col = place.col0 + s * G::subtile + i * 8 + 2 * place.q;
+      auto& two = now[i / 2][i % 2];
+      two = {};
+      if (col + 1 < place.n)
+        two = *reinterpret_cast<const Two<T>*>(p.data + col);
+      else if (col < place.n)
+        two.value[0] = p.data[col];
+    }
+  }
+  CUTLASS_DEVICE auto get(int, int x, int u) const {
+    if constexpr (kPairs)
+      return Pair<T>{now[u][0].value[x], now[u][1].value[x]};
+    else
+      return now[u][x >> 1].value[x & 1];
+  }
+};
+
+/// Periodic. Fetched one subtile ahead: programs that rotate have no tiles to wait for.
+template <class T, class E, class G>
+struct PortOf<PerPair<T>, Direction::in, E, true, G> : Port {
   struct Params {
     const T* data;
     int period;
   };
   static Params make(Vector<const T> v, int, int) { return {v.data, static_cast<int>(v.size)}; }
-  struct alignas(8) Two {
-    T value[2];
-  };
-  Two now[G::units][kBlocks], next[G::units][kBlocks];
-  int ahead;  // per pair: where in the period the next unit to fetch begins
+  Two<T> now[G::units], next[G::units];
+  int ahead;  // where in the period the next unit to fetch begins
 
-  CUTLASS_DEVICE void read(const Params& p, const Place& place, int s) {
+  CUTLASS_DEVICE void read(const Params& p, const Place& place) {
     CUTLASS_PRAGMA_UNROLL
     for (int u = 0; u < G::units; ++u) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < kBlocks; ++b) {
-        if constexpr (kPerPair) {
-          next[u][b] = *reinterpret_cast<const Two*>(p.data + ahead + 2 * place.q);
-        } else {
-          const int col = place.col0 + s * G::subtile + u * 16 + 8 * b + 2 * place.q;
-          next[u][b] = {};
-          if (col + 1 < place.n)
-            next[u][b] = *reinterpret_cast<const Two*>(p.data + col);
-          else if (col < place.n)
-            next[u][b].value[0] = p.data[col];
-        }
-      }
-      if constexpr (kPerPair) ahead = ahead + 8 < p.period ? ahead + 8 : 0;
+      next[u] = *reinterpret_cast<const Two<T>*>(p.data + ahead + 2 * place.q);
+      ahead = ahead + 8 < p.period ? ahead + 8 : 0;
     }
   }
   CUTLASS_DEVICE void locate(const Params& p, const Place& place, int s) {
-    if constexpr (kPerPair) ahead = (place.col0 + s * G::subtile) / 2 % p.period;
+    ahead = (place.col0 + s * G::subtile) / 2 % p.period;
   }
   CUTLASS_DEVICE void begin_tile(const Params& p, const Place& place) {
     locate(p, place, 0);
-    read(p, place, 0);
+    read(p, place);
   }
   CUTLASS_DEVICE void begin_subtile(const Params& p, const Place& place, int s, int following) {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < G::units * kBlocks; ++i) now[i / kBlocks][i % kBlocks] = next[i / kBlocks][i % kBlocks];
+    for (int u = 0; u < G::units; ++u) now[u] = next[u];
     if (following < 0) return;
     if (following != s + 1) locate(p, place, following);
-    read(p, place, following);
+    read(p, place);
   }
-  CUTLASS_DEVICE T at(int b, int e, int u) const { return now[u][b].value[e]; }
-};
-
-template <class T, class E, bool kPairs, class G>
-struct PortOf<PerCol<T>, Direction::in, E, kPairs, G> : ColumnValues<T, false, G> {
-  CUTLASS_DEVICE auto get(int, int x, int u) const {
-    if constexpr (kPairs)
-      return Pair<T>{this->at(0, x, u), this->at(1, x, u)};
-    else
-      return this->at(x >> 1, x & 1, u);
-  }
-};
-template <class T, class E, class G>
-struct PortOf<PerPair<T>, Direction::in, E, true, G> : ColumnValues<T, true, G> {
-  CUTLASS_DEVICE T get(int, int x, int u) const { return this->at(0, x, u); }
+  CUTLASS_DEVICE T get(int, int x, int u) const { return now[u].value[x]; }
 };
 
 }  // namespace coda::hopper

@@ -33,6 +33,8 @@ std::string name_of(HopperTile tile) {
   switch (tile) {
     case HopperTile::pingpong_128x128:
       return "by ping-pong tiles of 128x128";
+    case HopperTile::cooperative_128x128:
+      return "by cooperative tiles of 128x128";
     case HopperTile::pingpong_64x256:
       return "by ping-pong tiles of 64x256";
     case HopperTile::cooperative_128x256:
