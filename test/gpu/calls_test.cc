@@ -61,8 +61,8 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 /// h = a Woᵀ + residual, r = 1/rms(h), y = swiglu(r ⊙ h Wᵀ): three launches that depend on each other.
 struct Block {
   static constexpr int64_t kTokens = 1000, kWidth = 512, kFfn = 768;
-  Matrix<bf16> a = tile(kTokens, kWidth), wo = tile(kWidth, kWidth), w = tile(2 * kFfn, kWidth), residual = tile(kTokens, kWidth),
-               h = tile(kTokens, kWidth), y = tile(kTokens, kFfn);
+  Matrix<bf16> a = tile(kTokens, kWidth), wo = tile(kWidth, kWidth), w = tile(2 * kFfn, kWidth),
+               residual = tile(kTokens, kWidth), h = tile(kTokens, kWidth), y = tile(kTokens, kFfn);
   Matrix<float> sum_sq{allocate<float>(kWidth / 128 * kTokens), kWidth / 128, kTokens};
   Vector<float> inv_rms{allocate<float>(kTokens), kTokens};
 
@@ -148,7 +148,8 @@ void workspace() {
     gemm(gpu, a, b, store);
     expect(false, "a missing workspace is not refused");
   } catch (const OperandError& error) {
-    expect(error.operand() == "workspace" && error.needs().find("out is not at a multiple of 16 bytes") != std::string::npos,
+    expect(error.operand() == "workspace" &&
+               error.needs().find("out is not at a multiple of 16 bytes") != std::string::npos,
            std::string("the refusal says: ") + error.what());
   }
   gpu.set_workspace(allocate<char>(bytes), bytes);
@@ -160,7 +161,8 @@ void workspace() {
   bool equal = true;
   for (int64_t i = 0; i < 200; ++i)
     for (int64_t j = 0; j < 136; ++j)
-      equal = equal && in_two[static_cast<size_t>(i * 200 + 1 + j)].bits == fused[static_cast<size_t>(i * 136 + j)].bits;
+      equal =
+          equal && in_two[static_cast<size_t>(i * 200 + 1 + j)].bits == fused[static_cast<size_t>(i * 136 + j)].bits;
   expect(equal, "two passes give another result than one");
 }
 
@@ -175,12 +177,16 @@ void many_elements() {
   const auto rows_of_a = host(a.data, kM * kK), rows_of_b = host(b.data, kN * kK);
   std::mt19937_64 random(1);
   for (int sample = 0; sample < 2000; ++sample) {
-    const int64_t i = sample == 0 ? kM - 1 : static_cast<int64_t>(random() % kM), j = sample == 0 ? kN - 1 : static_cast<int64_t>(random() % kN);
+    const int64_t i = sample == 0 ? kM - 1 : static_cast<int64_t>(random() % kM),
+                  j = sample == 0 ? kN - 1 : static_cast<int64_t>(random() % kN);
     double want = 0;
     for (int64_t k = 0; k < kK; ++k)
-      want += static_cast<double>(float(rows_of_a[static_cast<size_t>(i * kK + k)])) * static_cast<double>(float(rows_of_b[static_cast<size_t>(j * kK + k)]));
+      want += static_cast<double>(float(rows_of_a[static_cast<size_t>(i * kK + k)])) *
+              static_cast<double>(float(rows_of_b[static_cast<size_t>(j * kK + k)]));
     const double got = static_cast<double>(float(host(out.row(i) + j, 1)[0]));
-    expect(std::fabs(got - want) <= std::fabs(want) * 0x1p-8 + 1e-4, "row " + std::to_string(i) + ", column " + std::to_string(j) + " of 2^31 and more is " + std::to_string(got) + ", needs " + std::to_string(want));
+    expect(std::fabs(got - want) <= std::fabs(want) * 0x1p-8 + 1e-4,
+           "row " + std::to_string(i) + ", column " + std::to_string(j) + " of 2^31 and more is " +
+               std::to_string(got) + ", needs " + std::to_string(want));
   }
 }
 

@@ -1,0 +1,102 @@
+// How the GPU engine would run a call, and what it refuses: without a GPU, on addresses that nobody reads.
+#include "hopper/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "coda/programs/norm.h"
+#include "coda/programs/store.h"
+#include "refused.h"
+
+namespace coda {
+namespace {
+
+using coda::detail::Factor;
+using coda::detail::Form;
+using coda::detail::HopperKernel;
+using coda::detail::HopperKernels;
+using coda::detail::HopperTile;
+using coda::detail::ProgramInfo;
+
+alignas(256) bf16 memory[4096];
+
+Matrix<bf16> matrix(int64_t rows, int64_t cols, int64_t stride, int64_t offset = 0) {
+  return {memory + offset, rows, cols, stride};
+}
+
+const HopperKernel kKernels[] = {{Form::TN, HopperTile::pingpong_128x128, nullptr},
+                                 {Form::NN, HopperTile::cooperative_128x128, nullptr}};
+const HopperKernels kBoth{kKernels, nullptr};
+
+template <class P>
+hopper::Plan plan_of(const Factor& a, const Factor& b, const P& program, const HopperKernels& kernels = kBoth) {
+  hopper::Plan plan;
+  coda::detail::with_program(program, [&](const ProgramInfo& info) { plan = hopper::choose(a, b, info, kernels); });
+  return plan;
+}
+
+class GpuPlan : public ::testing::Test {
+ protected:
+  Matrix<bf16> x = matrix(16, 64, 64), w = matrix(32, 64, 64), out = matrix(16, 32, 32);
+  Factor a = coda::detail::factor(x), b = coda::detail::factor(w);
+};
+
+TEST_F(GpuPlan, TakesTheKernelOfTheForm) {
+  const auto tn = plan_of(a, b, Store<>{.out = out});
+  EXPECT_EQ(tn.kernel, &kKernels[0]);
+  EXPECT_NE(tn.reason.find("pingpong 128x128"), std::string::npos) << tn.reason;
+  const Factor w_stored_otherwise = coda::detail::factor(transpose(matrix(64, 32, 32)));
+  EXPECT_EQ(plan_of(a, w_stored_otherwise, Store<>{.out = out}).kernel, &kKernels[1]);
+}
+
+TEST_F(GpuPlan, SaysWhatTmaCannotReach) {
+  const auto reason = [](const hopper::Plan& plan) {
+    EXPECT_EQ(plan.kernel, nullptr);
+    return plan.reason;
+  };
+  EXPECT_EQ(reason(plan_of(coda::detail::factor(matrix(16, 64, 64, 1)), b, Store<>{.out = out})),
+            "a is not at a multiple of 16 bytes");
+  EXPECT_EQ(reason(plan_of(a, coda::detail::factor(matrix(32, 64, 68)), Store<>{.out = out})),
+            "rows of b are not a multiple of 16 bytes apart");
+  EXPECT_EQ(reason(plan_of(a, b, Store<>{.out = matrix(16, 32, 36)})), "rows of out are not a multiple of 16 bytes apart");
+  EXPECT_EQ(reason(plan_of(coda::detail::factor(matrix(16, 0, 64)), coda::detail::factor(matrix(32, 0, 64)), Store<>{.out = out})),
+            "there is nothing to multiply");
+  // One row has no next one.
+  EXPECT_NE(plan_of(coda::detail::factor(matrix(1, 64, 65)), b, Store<>{.out = matrix(1, 32, 33)}).kernel, nullptr);
+  alignas(8) float gamma[34];
+  Residual<Tensors<bf16>, GammaInEpilogue> residual{
+      .residual = out, .gamma = {gamma + 1, 32}, .h = out, .x = matrix(16, 32, 32, 1024), .sum_sq = {gamma, 1, 16}};
+  EXPECT_EQ(reason(plan_of(a, b, residual)), "gamma is not at a multiple of 8 bytes");
+  residual.gamma = {gamma + 2, 32};
+  EXPECT_NE(plan_of(a, b, residual).kernel, nullptr);
+}
+
+TEST_F(GpuPlan, SizesTheWorkspaceOfTwoPasses) {
+  EXPECT_EQ(hopper::workspace_of(a, b).bytes(), 16 * 32 * 4);  // accumulators only
+  const Factor odd = coda::detail::factor(matrix(16, 61, 61));
+  const auto need = hopper::workspace_of(odd, b);
+  EXPECT_EQ(need.a, 16 * 64 * 2);
+  EXPECT_EQ(need.b, 0);
+  // Of a factor that lies transposed the other side is padded.
+  EXPECT_EQ(hopper::workspace_of(a, coda::detail::factor(transpose(matrix(64, 31, 31)))).b, 64 * 32 * 2);
+  // Rows of accumulators are a multiple of 16 bytes apart, and what is behind begins at a multiple of 256.
+  EXPECT_EQ(hopper::workspace_of(a, coda::detail::factor(matrix(31, 64, 64))).accumulators, 16 * 32 * 4);
+  EXPECT_EQ(hopper::workspace_of(coda::detail::factor(matrix(3, 64, 64)), b).accumulators, 512);
+}
+
+TEST_F(GpuPlan, RefusesWhatTheEngineDoesNotDo) {
+  EXPECT_NO_THROW(hopper::check_factors(a, b, kBoth));
+  float values[64];
+  const Factor of_float = coda::detail::factor(Matrix<float>(values, 1, 64));
+  test::expect_refused([&] { hopper::check_factors(of_float, b, kBoth); }, "a", "a matrix of float", "one of bf16, which is what the GPU engine multiplies");
+  const Factor x_stored_otherwise = coda::detail::factor(transpose(matrix(64, 16, 16)));
+  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, b, kBoth); }, "a", "transposed beside a b that is not",
+                 "one of the forms x Wᵀ, dy W and dyᵀ x on a GPU");
+  const Factor w_stored_otherwise = coda::detail::factor(transpose(matrix(64, 32, 32)));
+  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, w_stored_otherwise, kBoth); }, "b", "a factor of a product of form NT",
+                 "a form that CODA_HOPPER_PROGRAM names for this program");
+  const Factor high = coda::detail::factor(Matrix<bf16>(memory, int64_t{1} << 31, 64, 64));
+  EXPECT_THROW(hopper::check_factors(high, b, kBoth), OperandError);
+}
+
+}  // namespace
+}  // namespace coda
