@@ -43,8 +43,9 @@ set_target_properties(coda_hopper PROPERTIES
 target_include_directories(coda_hopper PRIVATE src)
 target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass fmt::fmt)
 # Kernels are fast and without checks whatever the configuration. 554: nvcc warns of a conversion that its own constraint excludes.
-target_compile_options(coda_hopper PRIVATE
+set(coda_cuda_options
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-DNDEBUG;--expt-relaxed-constexpr;--prec-div=false;-Xptxas=-v;-diag-suppress=554>")
+target_compile_options(coda_hopper PRIVATE "${coda_cuda_options}")
 
 # Verification finds a program's kernels by weak references, which draw nothing out of an archive.
 add_custom_target(coda_cuda DEPENDS coda_hopper)
@@ -66,4 +67,6 @@ if(CODA_BUILD_TESTS)
     add_dependencies(coda_cuda gpu_${name}_test)
   endforeach()
   target_sources(gpu_map_test PRIVATE test/gpu/map_test_kernels.cu)
+  target_compile_options(gpu_map_test PRIVATE "${coda_cuda_options}")
+  set_target_properties(gpu_map_test PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static)
 endif()

@@ -130,9 +130,9 @@ struct Product {
   template <bool kTransposed>
   static Stride<kTransposed> stride(const coda::detail::Factor& x) {
     if constexpr (kTransposed)
-      return {cute::_1{}, x.stride, int64_t{0}};
+      return {cute::_1{}, row_distance<bf16>(x.depth, x.rows, x.stride), int64_t{0}};
     else
-      return {x.stride, cute::_1{}, int64_t{0}};
+      return {row_distance<bf16>(x.rows, x.depth, x.stride), cute::_1{}, int64_t{0}};
   }
   static int launch(const HopperProduct& product) {
     using Order = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90Params::RasterOrderOptions;

@@ -10,6 +10,13 @@
 
 namespace coda::hopper {
 
+/// Elements from a row to the next; of a single row one that TMA takes, since there is none.
+template <class T>
+constexpr int64_t row_distance(int64_t rows, int64_t cols, int64_t stride) {
+  constexpr int64_t kStep = 16 / sizeof(T);
+  return rows > 1 ? stride : (cols + kStep - 1) / kStep * kStep;
+}
+
 /// A descriptor of rows × cols elements, row-major, in boxes of box_rows × box_cols that are swizzled over their 32, 64 or 128 bytes
 /// of a row.
 template <class T>
@@ -85,7 +92,7 @@ struct TileMatrix : Port {
   };
   template <class View>
   static Params make(const View& x, int m, int n) {
-    return {make_descriptor<T>(x.data, m, int64_t{n} * kNumerator / kDenominator, m > 1 ? x.stride : x.cols,
+    return {make_descriptor<T>(x.data, m, int64_t{n} * kNumerator / kDenominator, row_distance<T>(m, x.cols, x.stride),
                                kIn ? G::slab_rows : kStoreRows, kBoxCols)};
   }
   CUTLASS_DEVICE static void prefetch_descriptor(const Params& p) { cute::prefetch_tma_descriptor(&p.descriptor); }
