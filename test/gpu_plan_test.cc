@@ -48,6 +48,19 @@ TEST_F(GpuPlan, TakesTheKernelOfTheForm) {
   EXPECT_EQ(plan_of(a, w_stored_otherwise, Store<>{.out = out}).kernel, &kKernels[1]);
 }
 
+TEST_F(GpuPlan, PutsRowsOfClustersSideBySideAsTheyDivide) {
+  const auto swizzle = [&](int64_t rows, int64_t outputs) {
+    return plan_of(coda::detail::factor(matrix(rows, 64, 64)), coda::detail::factor(matrix(outputs, 64, 64)),
+                   Store<>{.out = matrix(rows, outputs, outputs)})
+        .swizzle;
+  };
+  EXPECT_EQ(swizzle(16384, 2048), 4);
+  EXPECT_EQ(swizzle(16384 - 255, 2048), 4);
+  EXPECT_EQ(swizzle(16384 - 256, 2048), 1);  // 63 rows of clusters
+  EXPECT_EQ(swizzle(256 * 6, 2048), 2);
+  EXPECT_EQ(swizzle(16384, 1 << 22), 8);  // b of half a gigabyte
+}
+
 TEST_F(GpuPlan, SaysWhatTmaCannotReach) {
   const auto reason = [](const hopper::Plan& plan) {
     EXPECT_EQ(plan.kernel, nullptr);
@@ -57,8 +70,10 @@ TEST_F(GpuPlan, SaysWhatTmaCannotReach) {
             "a is not at a multiple of 16 bytes");
   EXPECT_EQ(reason(plan_of(a, coda::detail::factor(matrix(32, 64, 68)), Store<>{.out = out})),
             "rows of b are not a multiple of 16 bytes apart");
-  EXPECT_EQ(reason(plan_of(a, b, Store<>{.out = matrix(16, 32, 36)})), "rows of out are not a multiple of 16 bytes apart");
-  EXPECT_EQ(reason(plan_of(coda::detail::factor(matrix(16, 0, 64)), coda::detail::factor(matrix(32, 0, 64)), Store<>{.out = out})),
+  EXPECT_EQ(reason(plan_of(a, b, Store<>{.out = matrix(16, 32, 36)})),
+            "rows of out are not a multiple of 16 bytes apart");
+  EXPECT_EQ(reason(plan_of(coda::detail::factor(matrix(16, 0, 64)), coda::detail::factor(matrix(32, 0, 64)),
+                           Store<>{.out = out})),
             "there is nothing to multiply");
   // One row has no next one.
   EXPECT_NE(plan_of(coda::detail::factor(matrix(1, 64, 65)), b, Store<>{.out = matrix(1, 32, 33)}).kernel, nullptr);
@@ -87,13 +102,14 @@ TEST_F(GpuPlan, RefusesWhatTheEngineDoesNotDo) {
   EXPECT_NO_THROW(hopper::check_factors(a, b, kBoth));
   float values[64];
   const Factor of_float = coda::detail::factor(Matrix<float>(values, 1, 64));
-  test::expect_refused([&] { hopper::check_factors(of_float, b, kBoth); }, "a", "a matrix of float", "one of bf16, which is what the GPU engine multiplies");
+  test::expect_refused([&] { hopper::check_factors(of_float, b, kBoth); }, "a", "a matrix of float",
+                       "one of bf16, which is what the GPU engine multiplies");
   const Factor x_stored_otherwise = coda::detail::factor(transpose(matrix(64, 16, 16)));
-  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, b, kBoth); }, "a", "transposed beside a b that is not",
-                 "one of the forms x Wᵀ, dy W and dyᵀ x on a GPU");
+  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, b, kBoth); }, "a",
+                       "transposed beside a b that is not", "one of the forms x Wᵀ, dy W and dyᵀ x on a GPU");
   const Factor w_stored_otherwise = coda::detail::factor(transpose(matrix(64, 32, 32)));
-  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, w_stored_otherwise, kBoth); }, "b", "a factor of a product of form NT",
-                 "a form that CODA_HOPPER_PROGRAM names for this program");
+  test::expect_refused([&] { hopper::check_factors(x_stored_otherwise, w_stored_otherwise, kBoth); }, "b",
+                       "a factor of a product of form NT", "a form that CODA_HOPPER_PROGRAM names for this program");
   const Factor high = coda::detail::factor(Matrix<bf16>(memory, int64_t{1} << 31, 64, 64));
   EXPECT_THROW(hopper::check_factors(high, b, kBoth), OperandError);
 }
