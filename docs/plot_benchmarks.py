@@ -2,6 +2,7 @@
 
   build/coda bench programs block --hidden 512 --ffn 1408 --json docs/benchmarks/512.json
   bench/training.py --coda build/coda --text FILE --json docs/benchmarks/training.json
+  build/coda bench --device cuda --json docs/benchmarks/h200.json
   docs/plot_benchmarks.py docs/benchmarks/512.json … docs/benchmarks/training.json …
 
 A picture is written beside its figures: 512.json, 512.svg. Needs matplotlib.
@@ -101,13 +102,42 @@ def draw_training(report, path):
     print(f"\nratio {report['ratio']:.2f}")
 
 
+def draw_gpu(report, path):
+    """Time over cuBLAS' default, per program: a bar is the geometric mean over its shapes and sizes, a dot one shape."""
+    machine, options, means = report["machine"], report["options"], report["means"]
+    figure, axis = plt.subplots(figsize=(11, 4))
+    width = 0.4
+    for i, (regime, color) in enumerate((("sustained", COLORS["coda"]), ("cool", COLORS["openblas and pass"]))):
+        at = [j + (i - 0.5) * width for j in range(len(means))]
+        axis.bar(at, [mean[regime] for mean in means], width * 0.92, color=color, label=regime)
+        for x, mean in zip(at, means):
+            axis.plot([x - width / 2, x + width / 2], [mean[f"{regime}_bar"]] * 2, color="#444444", linewidth=1)
+            of_row = [r[regime]["ratio_to_cublas"] for r in report["results"] if r["row"] == mean["row"] and regime in r]
+            axis.plot([x] * len(of_row), of_row, ".", color="#222222", markersize=3)
+    axis.set_xticks(range(len(means)), [mean["row"].replace("-", "\n", 1) for mean in means], fontsize=7)
+    axis.axhline(1, color="#444444", linewidth=0.8)
+    axis.set_ylim(0.8, 1.3)
+    axis.set_ylabel("time ÷ cuBLAS' plain product")
+    axis.set_title(f"{machine['gpu']}, cuBLAS {machine['cublas']}, {options['tokens']} tokens, hidden "
+                   f"{', '.join(map(str, options['hidden']))}; lines: what is aimed at", fontsize=9, loc="left")
+    axis.legend(ncol=2, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    print(f"\n{machine['gpu']}, driver {machine['driver']}, CUDA {machine['cuda']}, cuBLAS {machine['cublas']}; {options['tokens']} tokens, "
+          f"hidden {', '.join(map(str, options['hidden']))}, {options['rounds']} rounds\n")
+    print("| program | shapes | sustained (aim) | worst shape | ÷ best of cublasLt | cool (aim) |\n| --- | --- | --- | --- | --- | --- |")
+    for mean in means:
+        print(f"| {mean['row']} | {mean['cases']} | {mean['sustained']:.3f} ({mean['sustained_bar']:.2f}) | {mean['worst_sustained']:.3f} | "
+              f"{mean['sustained_to_best']:.3f} | {mean['cool']:.3f} ({mean['cool_bar']:.2f}) |")
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     for argument in sys.argv[1:]:
         path = pathlib.Path(argument)
         report = json.loads(path.read_text())
-        draw = draw_training if "tokens_per_second" in report else draw_programs
+        draw = draw_training if "tokens_per_second" in report else draw_gpu if "gpu" in report["machine"] else draw_programs
         draw(report, path.with_suffix(".svg"))
 
 
