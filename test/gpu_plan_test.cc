@@ -75,6 +75,9 @@ TEST_F(GpuPlan, SaysWhatTmaCannotReach) {
   EXPECT_EQ(reason(plan_of(coda::detail::factor(matrix(16, 0, 64)), coda::detail::factor(matrix(32, 0, 64)),
                            Store<>{.out = out})),
             "there is nothing to multiply");
+  // What TMA writes ends with 16 whole bytes; what it reads need not.
+  EXPECT_EQ(reason(plan_of(a, coda::detail::factor(matrix(31, 64, 64)), Store<>{.out = matrix(16, 31, 32)})),
+            "rows of out are not a multiple of 16 bytes long");
   // One row has no next one.
   EXPECT_NE(plan_of(coda::detail::factor(matrix(1, 64, 65)), b, Store<>{.out = matrix(1, 32, 33)}).kernel, nullptr);
   alignas(8) float gamma[34];

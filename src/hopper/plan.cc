@@ -86,6 +86,9 @@ std::string obstacle(const Operand& operand) {
     case Kind::half_tile:
     case Kind::double_tile:
     case Kind::accumulate:
+      if (operand.field.direction == Direction::out &&
+          operand.cols * coda::detail::bytes_of(operand.field.element) % kTmaBytes != 0)
+        return fmt::format("rows of {} are not a multiple of 16 bytes long", name);
       return obstacle_to_rows(name, operand.data, operand.rows, operand.stride,
                               coda::detail::bytes_of(operand.field.element));
     case Kind::per_col:
@@ -152,6 +155,17 @@ int swizzle_for(Form form, int64_t m, HopperTile tile, const Factor& b) {
 
 }  // namespace
 
+Plan plan_of_kernel(Form form, int64_t m, const Factor& b, const HopperKernels& kernels) {
+  for (const HopperKernel& kernel : kernels.products) {
+    if (kernel.form != form) continue;
+    const int swizzle = swizzle_for(form, m, kernel.tile, b);
+    return {.kernel = &kernel,
+            .swizzle = swizzle,
+            .reason = fmt::format("{} tiles, {} rows of clusters side by side", name(kernel.tile), swizzle)};
+  }
+  return {};
+}
+
 Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
   if (a.depth == 0) return {.reason = "there is nothing to multiply"};
   std::string reason = obstacle("a", a);
@@ -159,14 +173,8 @@ Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const 
   for (const Operand& operand : program.operands)
     if (reason.empty()) reason = obstacle(operand);
   if (!reason.empty()) return {.reason = reason};
-  const Form form = *form_of(a, b);
-  Plan plan;
-  for (const HopperKernel& kernel : kernels.products)
-    if (kernel.form == form && plan.kernel == nullptr) plan.kernel = &kernel;
-  if (plan.kernel == nullptr) return {.reason = "a reduction of the program is wider than every tile"};
-  plan.swizzle = swizzle_for(form, a.rows, plan.kernel->tile, b);
-  plan.reason = fmt::format("{} tiles, {} rows of clusters side by side", name(plan.kernel->tile), plan.swizzle);
-  return plan;
+  const Plan plan = plan_of_kernel(*form_of(a, b), a.rows, b, kernels);
+  return plan.kernel != nullptr ? plan : Plan{.reason = "a reduction of the program is wider than every tile"};
 }
 
 }  // namespace coda::hopper

@@ -19,7 +19,8 @@ TileSize size_of(coda::detail::HopperTile tile);
 /// The form of a·bᵀ; none if only a lies transposed, which no program of a Llama needs.
 std::optional<coda::detail::Form> form_of(const coda::detail::Factor& a, const coda::detail::Factor& b);
 
-/// Why a factor or an operand cannot be reached by TMA, in words; empty if it can.
+/// Why a factor or an operand cannot be reached by TMA, in words; empty if it can. What TMA writes ends with 16 whole bytes: where the
+/// last ones of a row are fewer it writes past them (coda verify sees it do so).
 std::string obstacle(const std::string& name, const coda::detail::Factor& x);
 std::string obstacle(const coda::detail::Operand& operand);
 
@@ -52,6 +53,10 @@ struct StoredSize {
 constexpr StoredSize stored_size(const coda::detail::Factor& x) {
   return x.transposed ? StoredSize{x.depth, x.rows} : StoredSize{x.rows, x.depth};
 }
+
+/// The kernel for a form and how it goes through its tiles; none if the program has no kernel of the form.
+Plan plan_of_kernel(coda::detail::Form form, int64_t m, const coda::detail::Factor& b,
+                    const coda::detail::HopperKernels& kernels);
 
 /// How this call is run. The call has been checked.
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,

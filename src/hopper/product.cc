@@ -54,11 +54,10 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
                   "cudaMemsetAsync");
   } else {
     const Factor moved_a = aligned(gpu, "a", a, memory), moved_b = aligned(gpu, "b", b, memory + need.a);
+    // What is written past the last column is the workspace's too.
     const Store<Tensors<bf16>, float> store{.out = accumulators};
-    with_program(store, [&](const ProgramInfo& info) {
-      launch(gpu, moved_a, moved_b, &store,
-             hopper::choose(moved_a, moved_b, info, hopper_kernels<Store<Tensors<bf16>, float>>()));
-    });
+    launch(gpu, moved_a, moved_b, &store,
+           hopper::plan_of_kernel(*hopper::form_of(a, b), m, moved_b, hopper_kernels<Store<Tensors<bf16>, float>>()));
   }
   check_launch(kernels.map({.x = factor(accumulators),
                             .operands = program.operands,
