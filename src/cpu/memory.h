@@ -27,8 +27,8 @@ Memory<T> allocate(int64_t count) {
   constexpr size_t kHugePage = size_t{2} << 20;
   const size_t bytes = static_cast<size_t>(count) * sizeof(T);
   const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  void* p = std::aligned_alloc(alignment, std::max<size_t>(1, (bytes + 63) / 64) * 64);
-  if (p == nullptr) throw std::bad_alloc();
+  void* p = nullptr;
+  if (posix_memalign(&p, alignment, std::max<size_t>(1, (bytes + 63) / 64) * 64) != 0) throw std::bad_alloc();
   // A hint: where the system has no huge pages, ordinary ones do.
   if (alignment == kHugePage) madvise(p, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return Memory<T>(static_cast<T*>(p));

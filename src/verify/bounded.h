@@ -113,7 +113,8 @@ struct Bounded {
 
   friend Bounded exp(Bounded x) {
     const double y = std::exp(x.value);
-    const double relative = assumed.function + assumed.exponent * std::fabs(x.value);
+    // Past 128 the result has left the range of floats, and 0 times infinity is no bound.
+    const double relative = assumed.function + assumed.exponent * std::min(std::fabs(x.value), 128.0);
     return {y, y * std::expm1(x.error) + relative * y + kUnderflow};
   }
   friend Bounded log(Bounded x) { return x.function(std::log(x.value), 1 / (x.value - x.error)); }
