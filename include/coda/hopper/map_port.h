@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "coda/hopper/warp.h"
 #include "coda/program.h"
 
 namespace coda::hopper::mapped {
@@ -12,7 +13,6 @@ namespace coda::hopper::mapped {
 constexpr int kMapRows = 4;  // rows of a step, and the fewest lanes of a segment: see reduce_rows
 constexpr int kMapWarps = 8;
 constexpr int kChunk = 128;  // columns of the accumulators that a warp has at a time
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 /// How a lane sees a row. kItems: accumulators or pairs that it holds.
 template <bool kPairs_, bool kAligned_, bool kOneChunk_>
@@ -42,12 +42,6 @@ __device__ __forceinline__ int64_t column_of(int64_t i) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
 
 template <int kBytes>
 struct VectorOf;
@@ -177,15 +171,6 @@ struct Given {
 
 // ---- reductions over lanes ----------------------------------------------------------------------------------------------
 
-struct AddUp {
-  static constexpr float identity = 0;
-  static __device__ __forceinline__ float combine(float a, float b) { return a + b; }
-};
-struct Largest {
-  static constexpr float identity = -std::numeric_limits<float>::infinity();
-  static __device__ __forceinline__ float combine(float a, float b) { return max(a, b); }
-};
-
 template <int kWidth>
 constexpr int segment_lanes() {
   static_assert(kWidth == 16 || kWidth == 32 || kWidth == 64 || kWidth % kChunk == 0,
@@ -200,7 +185,7 @@ __device__ __forceinline__ float reduce_rows(const float (&v)[R]) {
   static_assert(R == 1 || R == 4);
   const unsigned lane = threadIdx.x % 32;
   const auto exchange = [](bool upper, float a, float b, int distance) {
-    const float other = __shfl_xor_sync(kAllLanes, upper ? a : b, distance);
+    const float other = __shfl_xor_sync(kWholeWarp, upper ? a : b, distance);
     return Op::combine(upper ? b : a, other);
   };
   float x;
@@ -208,17 +193,17 @@ __device__ __forceinline__ float reduce_rows(const float (&v)[R]) {
     const float low = exchange(lane & 1, v[0], v[1], 1), high = exchange(lane & 1, v[2], v[3], 1);
     x = exchange(lane & 2, low, high, 2);
   } else {
-    x = Op::combine(v[0], __shfl_xor_sync(kAllLanes, v[0], 1));
-    x = Op::combine(x, __shfl_xor_sync(kAllLanes, x, 2));
+    x = Op::combine(v[0], __shfl_xor_sync(kWholeWarp, v[0], 1));
+    x = Op::combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
   }
 #pragma unroll
-  for (int distance = 4; distance < kLanes; distance *= 2) x = Op::combine(x, __shfl_xor_sync(kAllLanes, x, distance));
+  for (int distance = 4; distance < kLanes; distance *= 2) x = Op::combine(x, __shfl_xor_sync(kWholeWarp, x, distance));
   return x;
 }
 /// What reduce_rows gave for row r.
 template <int R>
 __device__ __forceinline__ float of_row(float reduced, int r) {
-  return R == 1 ? reduced : __shfl_sync(kAllLanes, reduced, r, 4);
+  return R == 1 ? reduced : __shfl_sync(kWholeWarp, reduced, r, 4);
 }
 
 /// Whether values past the end of the row are left out one by one. Otherwise a lane's sum is, as a whole.

@@ -9,19 +9,9 @@
 #include <cutlass/cutlass.h>
 
 #include "coda/hopper/geometry.h"
+#include "coda/hopper/warp.h"
 
 namespace coda::hopper {
-
-inline constexpr unsigned kWholeWarp = 0xffffffffu;
-
-struct AddUp {
-  static constexpr float identity = 0;
-  CUTLASS_DEVICE static float combine(float a, float b) { return a + b; }
-};
-struct Largest {
-  static constexpr float identity = -std::numeric_limits<float>::infinity();
-  CUTLASS_DEVICE static float combine(float a, float b) { return max(a, b); }
-};
 
 template <class Op>
 CUTLASS_DEVICE float over_quad(float x) {

@@ -7,6 +7,7 @@
 #include <cutlass/cuda_host_adapter.hpp>
 
 #include "coda/hopper/geometry.h"
+#include "coda/hopper/warp.h"
 
 namespace coda::hopper {
 
@@ -39,11 +40,6 @@ cute::TmaDescriptor make_descriptor(const T* data, int64_t rows, int64_t cols, i
   return descriptor;
 }
 
-CUTLASS_DEVICE uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 CUTLASS_DEVICE float low_of(uint32_t packed) {
   return __uint_as_float(packed << 16);
 }

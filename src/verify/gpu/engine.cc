@@ -9,13 +9,12 @@
 
 #include "coda/gpu.h"
 #include "hopper/device_memory.h"
+#include "hopper/plan.h"
 
 namespace coda::verify {
 
 namespace {
 
-using coda::detail::Factor;
-using coda::detail::Form;
 using coda::detail::HopperKernel;
 using coda::detail::HopperKernels;
 using coda::detail::HopperTile;
@@ -23,27 +22,6 @@ using hopper::DeviceMemory;
 
 constexpr int kRuns = 20;
 constexpr std::byte kPoison{0xff};
-
-Form form_of(const Factor& a, const Factor& b) {
-  if (a.transposed) return Form::NT;
-  return b.transposed ? Form::NN : Form::TN;
-}
-
-std::string name_of(HopperTile tile) {
-  switch (tile) {
-    case HopperTile::pingpong_128x128:
-      return "by ping-pong tiles of 128x128";
-    case HopperTile::cooperative_128x128:
-      return "by cooperative tiles of 128x128";
-    case HopperTile::pingpong_64x256:
-      return "by ping-pong tiles of 64x256";
-    case HopperTile::cooperative_128x256:
-      return "by cooperative tiles of 128x256";
-    case HopperTile::cooperative_256x128:
-      return "by cooperative tiles of 256x128";
-  }
-  return "by other tiles";
-}
 
 /// A case's memory on the device. Addresses there are aligned as they are here.
 class Mirror {
@@ -101,8 +79,9 @@ class HopperEngine : public Engine {
                 [&](const Call& call) {
                   if (call.is_map || !c.aligned()) return;
                   for (const HopperKernel& kernel : call.hopper->products)
-                    if (kernel.form == form_of(call.a, call.b))
-                      all.push_back({name_of(kernel.tile), [this, tile = kernel.tile](AnyCase& it) { run(it, tile); }});
+                    if (kernel.form == hopper::form_of(call.a, call.b))
+                      all.push_back({fmt::format("by {} tiles", hopper::name(kernel.tile)),
+                                     [this, tile = kernel.tile](AnyCase& it) { run(it, tile); }});
                 });
     if (all.empty()) all.push_back(any("by its own choice"));
     return all;
