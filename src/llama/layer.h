@@ -17,7 +17,8 @@
 //  W   d_h_nextᵀ y, dz'ᵀ h_mid, d_h_midᵀ a, d_qkv'ᵀ h                   gradients of the folded weights
 //
 // W̃ is a weight with the gamma of the norm in front of it folded into its columns; rows of gate-up, q and k are in packed
-// order (coda/interleave.h). E is float or bf16.
+// order (coda/interleave.h). One text runs on both engines: Engine is Cpu, with E float or bf16, or Gpu, with bf16
+// (src/llama/gpu).
 #pragma once
 #include <span>
 
@@ -27,12 +28,25 @@
 
 namespace coda::llama {
 
+/// Memory of an engine, and what its attention takes to know where documents begin.
+template <class Engine>
+struct EngineTraits;
+template <>
+struct EngineTraits<Cpu> {
+  template <class T>
+  using Buffer = coda::Buffer<T>;
+  using Documents = std::span<const int64_t>;  // [documents + 1]  first tokens, and M
+};
+template <class Engine, class T>
+using BufferOn = typename EngineTraits<Engine>::template Buffer<T>;
+
 /// Where the tokens of a pass stand.
+template <class Engine>
 struct Places {
-  std::span<const int64_t> document_starts;  // [documents + 1]
-  Vector<const int32_t> positions;           // [M]
-  Vector<const float> turns_high;            // [qkv_width/2]  rotary frequencies in turns per position, two floats;
-  Vector<const float> turns_low;             //                0 for the pairs of v
+  typename EngineTraits<Engine>::Documents documents;
+  Vector<const int32_t> positions;  // [M]
+  Vector<const float> turns_high;   // [qkv_width/2]  rotary frequencies in turns per position, two floats;
+  Vector<const float> turns_low;    //                0 for the pairs of v
 };
 
 template <class E>
@@ -63,55 +77,55 @@ struct Stream<const E> {
 
 /// What the forward pass leaves for the backward pass, besides the stream at the layer's input. Kept: z and the stream in
 /// the middle; y is made again.
-template <class E>
+template <class Engine, class E>
 struct LayerTape {
   LayerTape(const Config& config, int64_t tokens, bool keep);
-  Buffer<E> qkv;              // [M, qkv_width]
-  Buffer<E> attention;        // [M, query_width]
-  Buffer<float> log_sum_exp;  // [heads, M]  if kept
-  Buffer<E> h_mid;            // [M, d]
-  Buffer<float> inv_rms_mid;  // [M]
-  Buffer<E> gate_up;          // [M, 2F]  if kept
+  BufferOn<Engine, E> qkv;              // [M, qkv_width]
+  BufferOn<Engine, E> attention;        // [M, query_width]
+  BufferOn<Engine, float> log_sum_exp;  // [heads, M]  if kept
+  BufferOn<Engine, E> h_mid;            // [M, d]
+  BufferOn<Engine, float> inv_rms_mid;  // [M]
+  BufferOn<Engine, E> gate_up;          // [M, 2F]  if kept
 };
 
 /// Memory that layers use one after the other.
-template <class E>
+template <class Engine, class E>
 struct LayerWorkspace {
   LayerWorkspace(const Config& config, int64_t tokens, bool backward);
-  Buffer<float> partial;   // [slots, M]  of a row reduction
-  Buffer<float> mean_dot;  // [M]
-  Buffer<E> y;             // [M, F]
-  Buffer<E> d_gate_up;     // [M, 2F]
-  Buffer<E> d_h_mid;       // [M, d]
-  Buffer<E> d_attention;   // [M, query_width]
-  Buffer<E> d_qkv;         // [M, qkv_width]
+  BufferOn<Engine, float> partial;   // [slots, M]  of a row reduction
+  BufferOn<Engine, float> mean_dot;  // [M]
+  BufferOn<Engine, E> y;             // [M, F]
+  BufferOn<Engine, E> d_gate_up;     // [M, 2F]
+  BufferOn<Engine, E> d_h_mid;       // [M, d]
+  BufferOn<Engine, E> d_attention;   // [M, query_width]
+  BufferOn<Engine, E> d_qkv;         // [M, qkv_width]
 };
-
-/// [⌈cols/128⌉, rows] of workspace for a program's row reduction over tiles [rows, cols].
-Matrix<float> row_slots(Buffer<float>& partial, int64_t rows, int64_t cols);
 
 /// From the stream in front of the layer to the stream behind it. keep: fill the tape for a backward pass; otherwise
 /// gate_up and log_sum_exp are not written.
-template <class E>
-void layer_forward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
-                   Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out);
+template <class Engine, class E>
+void layer_forward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
+                   Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
+                   Stream<E> out);
 
 /// The parts of a forward pass on either side of attention, for callers with an attention of their own.
-template <class E>
-void qkv_forward(Cpu& cpu, const Places& places, const LayerWeights<E>& weights, Stream<const E> in, Matrix<E> qkv);
-template <class E>
-void mlp_forward(Cpu& cpu, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
-                 Matrix<const E> attention, LayerTape<E>& tape, LayerWorkspace<E>& workspace, bool keep, Stream<E> out);
+template <class Engine, class E>
+void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
+                 Matrix<E> qkv);
+template <class Engine, class E>
+void mlp_forward(Engine& engine, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
+                 Stream<E> out);
 
 /// d_h holds dL/d(stream behind the layer) and receives dL/d(stream in front of it). Weight gradients are stored, or added to
 /// what is there.
-template <class E>
-void layer_backward(Cpu& cpu, const Config& config, const Places& places, const LayerWeights<E>& weights,
-                    Stream<const E> in, LayerTape<E>& tape, LayerWorkspace<E>& workspace, Matrix<E> d_h,
+template <class Engine, class E>
+void layer_backward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
+                    Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, Matrix<E> d_h,
                     const LayerGradients& gradients, bool add);
 
 /// out (+)= aᵀ b over tokens: a weight gradient in float.
-template <class E>
-void weight_gradient(Cpu& cpu, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add);
+template <class Engine, class E>
+void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add);
 
 }  // namespace coda::llama

@@ -9,50 +9,21 @@
 #include <optional>
 
 #include "attention.h"
+#include "batch.h"
 #include "coda/error.h"
 #include "coda/gemm.h"
 #include "coda/loss.h"
 #include "coda/programs/norm.h"
+#include "cpu_parameters.h"
 #include "embedding.h"
 #include "layer.h"
 #include "memory.h"
+#include "model_impl.h"
 #include "not_finite.h"
-#include "parameters.h"
-#include "rope.h"
 
 namespace coda::llama {
 
 namespace {
-
-void check_tokens(const Batch& batch, int64_t vocab) {
-  const auto check_ids = [&](std::span<const int32_t> ids, const char* name, bool may_be_ignored) {
-    for (size_t i = 0; i < ids.size(); ++i) {
-      const bool valid = (ids[i] >= 0 && ids[i] < vocab) || (may_be_ignored && ids[i] == kIgnoreIndex);
-      if (!valid)
-        throw OperandError(
-            fmt::format("{} of row {}", name, i), fmt::format("{}", ids[i]),
-            fmt::format("an id from 0 to {}{}", vocab - 1, may_be_ignored ? ", or -100 to be ignored" : ""));
-    }
-  };
-  if (batch.targets.size() != batch.tokens.size())
-    throw OperandError("targets", fmt::format("{} values", batch.targets.size()),
-                       fmt::format("one for each of the {} tokens", batch.tokens.size()));
-  check_ids(batch.tokens, "token", false);
-  check_ids(batch.targets, "target", true);
-  const auto& starts = batch.document_starts;
-  if (starts.empty() || starts.front() != 0 || starts.back() != static_cast<int64_t>(batch.tokens.size()) ||
-      !std::is_sorted(starts.begin(), starts.end()))
-    throw OperandError("document_starts", fmt::format("{} values", starts.size()),
-                       fmt::format("ascending values from 0 to the number of tokens, {}", batch.tokens.size()));
-}
-
-std::vector<int32_t> positions_of(std::span<const int64_t> document_starts) {
-  std::vector<int32_t> positions;
-  for (size_t document = 0; document + 1 < document_starts.size(); ++document)
-    for (int64_t i = document_starts[document]; i < document_starts[document + 1]; ++i)
-      positions.push_back(static_cast<int32_t>(i - document_starts[document]));
-  return positions;
-}
 
 template <class T>
 Vector<const T> view(std::span<const T> values) {
@@ -69,182 +40,111 @@ int64_t TensorInfo::size() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-struct Model::Impl {
-  Impl(Cpu& cpu_, const Config& config_, Dtype dtype_)
-      : cpu(cpu_), config(config_), dtype(dtype_), turns(rotary_turns(config_)), parameters(config_) {}
-  virtual ~Impl() = default;
-
-  virtual double run(const Batch& batch, std::optional<double> divisor) = 0;
-  virtual std::optional<std::string> find_not_finite_activation(const Batch& batch) = 0;
-  virtual double update(const AdamW& options) = 0;
-  virtual void weights_changed() = 0;
-  virtual std::unique_ptr<Decoder::Impl> decoder() = 0;
-
-  /// In a tensor of a checkpoint, masters or gradients.
-  std::optional<std::string> find_in(const char* what, const TensorInfo& tensor,
-                                     Buffer<float> Parameter::*buffer) const {
-    std::vector<float> value(static_cast<size_t>(tensor.size()));
-    parameters.get(tensor.name, buffer, value);
-    const int64_t cols = tensor.shape.back();
-    return llama::find_not_finite(what + tensor.name, Matrix<float>{value.data(), tensor.size() / cols, cols});
-  }
-
-  Cpu& cpu;
-  const Config config;
-  const Dtype dtype;
-  const RotaryTurns turns;
-  Parameters parameters;
-  int64_t updates = 0;
-  bool gradients_started = false;
-};
-
-struct Decoder::Impl {
-  virtual ~Impl() = default;
-  virtual std::span<const float> feed(std::span<const int32_t> tokens) = 0;
-};
-
 namespace {
-
-/// Activations of a pass over up to tokens tokens.
-template <class E>
-struct Pass {
-  Pass(const Config& config, int64_t tokens_, bool backward_)
-      : tokens(tokens_), backward(backward_), workspace(config, tokens_, backward_) {
-    // Without a backward pass two streams take turns and one tape serves every layer.
-    for (int64_t l = 0; l < (backward ? config.layers + 1 : 2); ++l) {
-      h.emplace_back(tokens, config.hidden);
-      inv_rms.emplace_back(1, tokens);
-    }
-    for (int64_t l = 0; l < (backward ? config.layers : 1); ++l) tapes.emplace_back(config, tokens, backward);
-    if (backward) d_h = Buffer<E>(tokens, config.hidden);
-  }
-  /// Of the tensors that are there for every layer and token.
-  static double least_bytes(const Config& config, int64_t tokens, bool backward) {
-    const auto real = [](int64_t value) { return static_cast<double>(value); };
-    const double values =
-        2 * real(config.hidden) + real(config.qkv_width()) + real(config.query_width()) + 2 * real(config.ffn);
-    return real(backward ? config.layers : 1) * values * real(tokens) * sizeof(E);
-  }
-  Stream<E> stream(int64_t layer, int64_t m) {
-    const size_t i = backward ? static_cast<size_t>(layer) : static_cast<size_t>(layer % 2);
-    return {h[i].top(m), inv_rms[i].vector(m)};
-  }
-  LayerTape<E>& tape(int64_t layer) { return tapes[backward ? static_cast<size_t>(layer) : 0]; }
-
-  int64_t tokens;
-  bool backward;
-  std::vector<Buffer<E>> h;  // the stream in front of every layer, and behind the last
-  std::vector<Buffer<float>> inv_rms;
-  std::vector<LayerTape<E>> tapes;
-  LayerWorkspace<E> workspace;
-  LinearCrossEntropy<E> loss;
-  Buffer<E> d_h;
-};
-
-template <class E>
-LayerWeights<E> layer_weights(const Parameters& parameters, const Weights<E>& weights, int64_t layer) {
-  return {.qkv = weights.matrix(parameters.qkv(layer)),
-          .o = weights.matrix(parameters.o(layer)),
-          .gate_up = weights.matrix(parameters.gate_up(layer)),
-          .down = weights.matrix(parameters.down(layer))};
-}
 
 template <class E>
 class ModelOf final : public Model::Impl {
  public:
-  ModelOf(Cpu& cpu_, const Config& config_, Dtype dtype_) : Impl(cpu_, config_, dtype_), weights(parameters) {}
+  ModelOf(Cpu& cpu_, const Config& config_, Dtype dtype_)
+      : Impl(config_, dtype_), cpu(cpu_), memory(allocate(parameters)), weights(parameters, memory) {}
 
   double run(const Batch& batch, std::optional<double> divisor) override;
   std::optional<std::string> find_not_finite_activation(const Batch& batch) override;
   double update(const AdamW& options) override {
-    const double norm = adamw_update<E>(cpu, parameters, weights, options, updates + 1);
+    const double norm = adamw_update<E>(cpu, parameters, memory, weights, options, updates + 1);
     gradients_started = false;
     if (std::isfinite(norm)) ++updates;
     return norm;
   }
-  void weights_changed() override { weights.write_all(cpu, parameters); }
+  void weights_changed() override { weights.write_all(cpu, parameters, memory); }
   std::unique_ptr<Decoder::Impl> decoder() override;
+  Matrix<float> on_host(int parameter, Values which) override { return memory_of(parameter)[which].matrix(); }
+  void host_changed(int, Values) override {}
 
+  Matrix<const float> embedding() { return memory_of(Parameters::kEmbedding).master.matrix(); }
+  LayerWeights<E> weights_of(int64_t layer) const {
+    return layer_weights<E>(parameters, layer, [&](int index) { return weights.matrix(index); });
+  }
+
+  Cpu& cpu;
+  CpuParameters memory;
   Weights<E> weights;
 
  private:
-  Places places_of(const Batch& batch, const std::vector<int32_t>& positions) const {
-    return {.document_starts = batch.document_starts,
+  ParameterMemory<Cpu>& memory_of(int parameter) { return memory[static_cast<size_t>(parameter)]; }
+  Places<Cpu> places_of(const Batch& batch, const std::vector<int32_t>& positions) const {
+    return {.documents = batch.document_starts,
             .positions = view(positions),
             .turns_high = view(turns.high),
             .turns_low = view(turns.low)};
   }
-  Pass<E>& pass(int64_t tokens, bool backward) {
-    std::unique_ptr<Pass<E>>& current = backward ? training_pass_ : loss_pass_;
+  Pass<Cpu, E>& pass(int64_t tokens, bool backward) {
+    std::unique_ptr<Pass<Cpu, E>>& current = backward ? training_pass_ : loss_pass_;
     if (!current || current->tokens < tokens) {
-      check_memory(fmt::format("the activations of {} tokens", tokens), Pass<E>::least_bytes(config, tokens, backward));
+      check_memory(fmt::format("the activations of {} tokens", tokens),
+                   Pass<Cpu, E>::least_bytes(config, tokens, backward));
       current.reset();
-      current = std::make_unique<Pass<E>>(config, tokens, backward);
+      current = std::make_unique<Pass<Cpu, E>>(config, tokens, backward);
     }
     return *current;
   }
 
-  std::unique_ptr<Pass<E>> training_pass_, loss_pass_;
+  std::unique_ptr<Pass<Cpu, E>> training_pass_, loss_pass_;
+  LinearCrossEntropy<E> loss_;
 };
 
 template <class E>
 double ModelOf<E>::run(const Batch& batch, std::optional<double> divisor) {
-  check_tokens(batch, config.vocab);
+  check_batch(batch, config.vocab);
   const bool backward = divisor.has_value();
   if (backward && !(*divisor > 0))
     throw UsageError(fmt::format("divisor is {}; it needs to be the positive number of counted targets", *divisor));
   const int64_t m = static_cast<int64_t>(batch.tokens.size());
-  Pass<E>& p = pass(m, backward);
+  Pass<Cpu, E>& p = pass(m, backward);
   const std::vector<int32_t> positions = positions_of(batch.document_starts);
-  const Places places = places_of(batch, positions);
+  const Places<Cpu> places = places_of(batch, positions);
   const Vector<const int32_t> tokens = view(batch.tokens), targets = view(batch.targets);
 
-  embedding_forward<E>(cpu, parameters[Parameters::kEmbedding].master.matrix(), tokens, config.rms_eps, p.stream(0, m));
+  embedding_forward<E>(cpu, embedding(), tokens, config.rms_eps, p.stream(0, m));
   for (int64_t l = 0; l < config.layers; ++l)
-    layer_forward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l), p.workspace,
-                     backward, p.stream(l + 1, m));
+    layer_forward<Cpu, E>(cpu, config, places, weights_of(l), p.stream(l, m), p.tape(l), p.workspace, backward,
+                          p.stream(l + 1, m));
   const Stream<const E> last = p.stream(config.layers, m);
   const LinearHead<E> head{
       .h = last.h, .inv_rms = last.inv_rms, .weight = weights.matrix(parameters.lm_head()), .label = targets};
-  if (!backward) return p.loss.forward(cpu, head, {.reduction = Reduction::sum}).sum;
+  if (!backward) return loss_.forward(cpu, head, {.reduction = Reduction::sum}).sum;
 
   const bool add = gradients_started;
   gradients_started = true;
-  const auto gradient = [&](int index) { return parameters[index].gradient.matrix(); };
+  const auto gradient = [&](int index) { return memory_of(index).gradient.matrix(); };
   const Matrix<E> d_h = p.d_h.top(m);
   const Matrix<float> d_lm_head =
-      config.tied ? parameters[Parameters::kEmbedding].folded_gradient.matrix() : gradient(parameters.lm_head());
+      config.tied ? memory_of(Parameters::kEmbedding).folded_gradient.matrix() : gradient(parameters.lm_head());
   const float one = 1;
-  const double loss = p.loss
+  const double loss = loss_
                           .forward_backward(cpu, head, {.reduction = Reduction::mean, .divisor = *divisor}, {&one, 1},
                                             {.d_h = d_h, .d_weight = d_lm_head, .add = add})
                           .sum;
   for (int64_t l = config.layers - 1; l >= 0; --l)
-    layer_backward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), p.tape(l),
-                      p.workspace, d_h,
-                      {.qkv = gradient(parameters.qkv(l)),
-                       .o = gradient(parameters.o(l)),
-                       .gate_up = gradient(parameters.gate_up(l)),
-                       .down = gradient(parameters.down(l))},
-                      add);
+    layer_backward<Cpu, E>(cpu, config, places, weights_of(l), p.stream(l, m), p.tape(l), p.workspace, d_h,
+                           layer_gradients(parameters, l, gradient), add);
   embedding_backward<E>(cpu, d_h, tokens, gradient(Parameters::kEmbedding), add);
   return loss;
 }
 
 template <class E>
 std::optional<std::string> ModelOf<E>::find_not_finite_activation(const Batch& batch) {
-  check_tokens(batch, config.vocab);
+  check_batch(batch, config.vocab);
   const int64_t m = static_cast<int64_t>(batch.tokens.size());
-  Pass<E>& p = pass(m, true);
+  Pass<Cpu, E>& p = pass(m, true);
   const std::vector<int32_t> positions = positions_of(batch.document_starts);
-  const Places places = places_of(batch, positions);
-  embedding_forward<E>(cpu, parameters[Parameters::kEmbedding].master.matrix(), view(batch.tokens), config.rms_eps,
-                       p.stream(0, m));
+  const Places<Cpu> places = places_of(batch, positions);
+  embedding_forward<E>(cpu, embedding(), view(batch.tokens), config.rms_eps, p.stream(0, m));
   std::optional<std::string> found = llama::find_not_finite("the embedding of the tokens", p.stream(0, m).h);
   for (int64_t l = 0; l < config.layers && !found; ++l) {
-    LayerTape<E>& tape = p.tape(l);
-    layer_forward<E>(cpu, config, places, layer_weights(parameters, weights, l), p.stream(l, m), tape, p.workspace,
-                     true, p.stream(l + 1, m));
+    LayerTape<Cpu, E>& tape = p.tape(l);
+    layer_forward<Cpu, E>(cpu, config, places, weights_of(l), p.stream(l, m), tape, p.workspace, true,
+                          p.stream(l + 1, m));
     const auto find = [&](const char* name, Matrix<E> values) {
       if (!found) found = llama::find_not_finite(fmt::format("layer {}, {}", l, name), values);
     };
@@ -276,7 +176,7 @@ class DecoderOf final : public Decoder::Impl {
     const std::vector<int32_t> ignored(tokens.size(), kIgnoreIndex);
     const std::vector<int64_t> starts{0, static_cast<int64_t>(tokens.size())};
     if (tokens.empty()) throw UsageError("no tokens to continue; a context needs at least one");
-    check_tokens({tokens, ignored, starts}, config_.vocab);
+    check_batch({tokens, ignored, starts}, config_.vocab);
     if (length_ + static_cast<int64_t>(tokens.size()) > config_.max_positions)
       throw UsageError(fmt::format("a context of {} tokens; this model has {} positions",
                                    length_ + static_cast<int64_t>(tokens.size()), config_.max_positions));
@@ -305,27 +205,26 @@ class DecoderOf final : public Decoder::Impl {
   /// The first tokens together, later ones one at a time.
   void advance(std::span<const int32_t> tokens) {
     const int64_t m = static_cast<int64_t>(tokens.size());
-    if (!pass_ || pass_->tokens < m) pass_ = std::make_unique<Pass<E>>(config_, m, false);
-    Pass<E>& p = *pass_;
+    if (!pass_ || pass_->tokens < m) pass_ = std::make_unique<Pass<Cpu, E>>(config_, m, false);
+    Pass<Cpu, E>& p = *pass_;
     Cpu& cpu = model_.cpu;
     const std::vector<int64_t> starts{0, m};
     std::vector<int32_t> positions(tokens.size());
     std::iota(positions.begin(), positions.end(), static_cast<int32_t>(length_));
-    const Places places{.document_starts = starts,
-                        .positions = view(positions),
-                        .turns_high = view(model_.turns.high),
-                        .turns_low = view(model_.turns.low)};
+    const Places<Cpu> places{.documents = starts,
+                             .positions = view(positions),
+                             .turns_high = view(model_.turns.high),
+                             .turns_low = view(model_.turns.low)};
     const AttentionShape shape{.heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
     const int64_t q = config_.query_width(), kv = config_.kv_width();
 
-    embedding_forward<E>(cpu, model_.parameters[Parameters::kEmbedding].master.matrix(), view(tokens), config_.rms_eps,
-                         p.stream(0, m));
+    embedding_forward<E>(cpu, model_.embedding(), view(tokens), config_.rms_eps, p.stream(0, m));
     for (int64_t l = 0; l < config_.layers; ++l) {
-      const LayerWeights<E> weights = layer_weights(model_.parameters, model_.weights, l);
+      const LayerWeights<E> weights = model_.weights_of(l);
       const Stream<const E> in = p.stream(l, m);
       const Matrix<E> cache = caches_[static_cast<size_t>(l)].matrix(), qkv = cache.row_range(length_, m);
       const Matrix<E> attention = p.tape(l).attention.top(m);
-      qkv_forward<E>(cpu, places, weights, in, qkv);
+      qkv_forward<Cpu, E>(cpu, places, weights, in, qkv);
       if (length_ == 0) {
         attention_forward<E>(cpu, shape, starts, qkv, attention, {});
       } else {
@@ -333,7 +232,7 @@ class DecoderOf final : public Decoder::Impl {
         attention_decode<E>(cpu, shape, qkv.row(0), seen.col_range(q, kv), seen.col_range(q + kv, kv),
                             attention.row(0));
       }
-      mlp_forward<E>(cpu, config_, weights, in.h, attention, p.tape(l), p.workspace, false, p.stream(l + 1, m));
+      mlp_forward<Cpu, E>(cpu, config_, weights, in.h, attention, p.tape(l), p.workspace, false, p.stream(l + 1, m));
     }
     const Stream<E> last = p.stream(config_.layers, m);
     gemm(cpu, last.h.row_range(m - 1, 1), model_.weights.matrix(model_.parameters.lm_head()),
@@ -345,7 +244,7 @@ class DecoderOf final : public Decoder::Impl {
   const Config& config_;
   std::vector<Buffer<E>> caches_;  // [capacity, qkv_width]
   Buffer<float> logits_;
-  std::unique_ptr<Pass<E>> pass_;
+  std::unique_ptr<Pass<Cpu, E>> pass_;
   int64_t length_ = 0, capacity_ = 0;
 };
 
@@ -366,6 +265,7 @@ Model::Model(Cpu& cpu, const Config& config, Dtype dtype) {
   else
     impl_ = std::make_unique<ModelOf<bf16>>(cpu, config, dtype);
 }
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
 const Config& Model::config() const {
@@ -376,7 +276,11 @@ Dtype Model::dtype() const {
 }
 
 void Model::initialize(uint64_t seed) {
-  impl_->parameters.initialize(seed);
+  for (int i = 0; i < static_cast<int>(impl_->parameters.all().size()); ++i) {
+    const Matrix<float> master = impl_->on_host(i, Values::master);
+    impl_->parameters.initialize(i, seed, {master.data, static_cast<size_t>(master.rows * master.cols)});
+    impl_->host_changed(i, Values::master);
+  }
   impl_->weights_changed();
 }
 
@@ -403,21 +307,52 @@ std::vector<TensorInfo> Model::tensors() const {
   return infos;
 }
 void Model::set_tensor(const std::string& name, std::span<const float> value) {
-  impl_->parameters.set(name, value);
+  const TensorRows& tensor = impl_->parameters.find(name, value.size());
+  impl_->parameters.pack(tensor, value, impl_->on_host(tensor.parameter, Values::master));
+  impl_->host_changed(tensor.parameter, Values::master);
 }
 void Model::get_tensor(const std::string& name, std::span<float> value) const {
-  impl_->parameters.get(name, &Parameter::master, value);
+  const TensorRows& tensor = impl_->parameters.find(name, value.size());
+  impl_->parameters.unpack(tensor, impl_->on_host(tensor.parameter, Values::master), value);
 }
 void Model::get_gradient(const std::string& name, std::span<float> value) const {
-  impl_->parameters.get(name, &Parameter::gradient, value);
+  const TensorRows& tensor = impl_->parameters.find(name, value.size());
+  impl_->parameters.unpack(tensor, impl_->on_host(tensor.parameter, Values::gradient), value);
 }
 void Model::weights_changed() {
   impl_->weights_changed();
 }
 
+namespace {
+
+/// In a tensor of a checkpoint, masters or gradients.
+std::optional<std::string> find_in(Model::Impl& impl, const char* what, const TensorRows& tensor, Values which) {
+  std::vector<float> value(static_cast<size_t>(tensor.info.size()));
+  impl.parameters.unpack(tensor, impl.on_host(tensor.parameter, which), value);
+  const int64_t cols = tensor.info.shape.back();
+  return llama::find_not_finite(what + tensor.info.name, Matrix<float>{value.data(), tensor.info.size() / cols, cols});
+}
+
+struct StatePart {
+  const char* prefix;
+  Values which;
+};
+constexpr StatePart kStateParts[] = {
+    {"master/", Values::master}, {"moment1/", Values::moment1}, {"moment2/", Values::moment2}};
+
+/// The values that a tensor of the optimizer's file holds.
+std::pair<int, Values> find_state(const Parameters& parameters, const StateTensor& tensor) {
+  for (int i = 0; i < static_cast<int>(parameters.all().size()); ++i)
+    for (const StatePart& part : kStateParts)
+      if (tensor.name == part.prefix + parameters[i].name) return {i, part.which};
+  throw UsageError(tensor.name + " is no state of this model's optimizer");
+}
+
+}  // namespace
+
 std::optional<std::string> Model::find_not_finite_weight() const {
-  for (const TensorInfo& tensor : tensors()) {
-    if (auto found = impl_->find_in("the weight ", tensor, &Parameter::master)) return found;
+  for (const TensorRows& tensor : impl_->parameters.tensors()) {
+    if (auto found = find_in(*impl_, "the weight ", tensor, Values::master)) return found;
   }
   return std::nullopt;
 }
@@ -427,24 +362,32 @@ std::optional<std::string> Model::find_not_finite(const Batch& batch) {
 }
 std::optional<std::string> Model::find_not_finite_gradient() const {
   // A norm's gradient is made from those of the matrices behind it.
-  const std::vector<TensorInfo> all = tensors();
+  const std::vector<TensorRows>& all = impl_->parameters.tensors();
   for (const size_t dimensions : {2, 1}) {
     for (auto tensor = all.rbegin(); tensor != all.rend(); ++tensor) {
-      if (tensor->shape.size() != dimensions) continue;
-      if (auto found = impl_->find_in("the gradient of ", *tensor, &Parameter::gradient)) return found;
+      if (tensor->info.shape.size() != dimensions) continue;
+      if (auto found = find_in(*impl_, "the gradient of ", *tensor, Values::gradient)) return found;
     }
   }
   return std::nullopt;
 }
 
-std::vector<StateTensor> Model::optimizer_state() {
+std::vector<StateTensor> Model::optimizer_state() const {
   std::vector<StateTensor> state;
-  for (Parameter& p : impl_->parameters.all()) {
-    state.push_back({"master/" + p.name, p.master.span()});
-    state.push_back({"moment1/" + p.name, p.moment1.span()});
-    state.push_back({"moment2/" + p.name, p.moment2.span()});
-  }
+  for (const Parameter& p : impl_->parameters.all())
+    for (const StatePart& part : kStateParts) state.push_back({part.prefix + p.name, p.size()});
   return state;
+}
+void Model::get_state(const StateTensor& tensor, std::span<float> value) const {
+  const auto [parameter, which] = find_state(impl_->parameters, tensor);
+  const Matrix<float> there = impl_->on_host(parameter, which);
+  std::copy_n(there.data, value.size(), value.data());
+}
+void Model::set_state(const StateTensor& tensor, std::span<const float> value) {
+  const auto [parameter, which] = find_state(impl_->parameters, tensor);
+  const Matrix<float> there = impl_->on_host(parameter, which);
+  std::copy_n(value.data(), value.size(), there.data);
+  impl_->host_changed(parameter, which);
 }
 
 Decoder::Decoder(Model& model) : impl_(model.impl_->decoder()) {}

@@ -40,8 +40,8 @@ struct TensorInfo {
 
 /// A tensor of the optimizer's file; the layout is coda's own.
 struct StateTensor {
-  std::string name;        // "master/…", "moment1/…", "moment2/…"
-  std::span<float> value;  // the model's own memory
+  std::string name;  // "master/…", "moment1/…", "moment2/…"
+  int64_t size;
 };
 
 class Model {
@@ -89,10 +89,14 @@ class Model {
   /// The same of the gradients after an update(), in the order of the backward pass: "the gradient of model.norm.weight, …".
   std::optional<std::string> find_not_finite_gradient() const;
 
-  /// Masters and moments, in a fixed order, to be saved and to be read back in place (then weights_changed()).
-  std::vector<StateTensor> optimizer_state();
+  /// Masters and moments, in a fixed order, to be saved and read back. After the last set_state(), call weights_changed().
+  std::vector<StateTensor> optimizer_state() const;
+  void get_state(const StateTensor& tensor, std::span<float> value) const;
+  void set_state(const StateTensor& tensor, std::span<const float> value);
 
   struct Impl;
+  /// A model of an engine of its own.
+  explicit Model(std::unique_ptr<Impl> impl);
 
  private:
   friend class Decoder;

@@ -4,36 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "coda/error.h"
 #include "coda/interleave.h"
-#include "optimizer_rows.h"
 
 namespace coda::llama {
 
 namespace {
-
-constexpr int64_t kTaskElements = int64_t{1} << 16;
-
-/// Rows of a matrix that one thread handles together.
-struct RowsTask {
-  int parameter;
-  int64_t first, count;
-};
-
-std::vector<RowsTask> row_tasks(Parameters& parameters) {
-  std::vector<RowsTask> tasks;
-  for (size_t p = 0; p < parameters.all().size(); ++p) {
-    const Parameter& parameter = parameters.all()[p];
-    if (!parameter.decays) continue;
-    const int64_t step = std::max<int64_t>(1, kTaskElements / parameter.cols);
-    for (int64_t first = 0; first < parameter.rows; first += step)
-      tasks.push_back({static_cast<int>(p), first, std::min(step, parameter.rows - first)});
-  }
-  return tasks;
-}
 
 uint64_t splitmix64(uint64_t& state) {
   uint64_t z = state += 0x9e3779b97f4a7c15u;
@@ -53,24 +31,11 @@ void fill_normal(std::span<float> out, double deviation, uint64_t seed) {
   }
 }
 
-void fill_nan(Buffer<float>& buffer) {
-  std::fill(buffer.span().begin(), buffer.span().end(), std::numeric_limits<float>::quiet_NaN());
-}
-
 }  // namespace
 
 Parameters::Parameters(const Config& config) : config_(config) {
   const auto add = [&](std::string name, int64_t rows, int64_t cols, bool decays, int gamma = -1) {
-    Parameter p{.name = std::move(name), .rows = rows, .cols = cols, .decays = decays, .gamma = gamma};
-    p.master = Buffer<float>(rows, cols);
-    p.gradient = Buffer<float>(rows, cols);
-    p.moment1 = Buffer<float>(rows, cols);
-    p.moment2 = Buffer<float>(rows, cols);
-    fill_nan(p.master);
-    fill_nan(p.gradient);
-    std::fill(p.moment1.span().begin(), p.moment1.span().end(), 0.f);
-    std::fill(p.moment2.span().begin(), p.moment2.span().end(), 0.f);
-    all_.push_back(std::move(p));
+    all_.push_back({.name = std::move(name), .rows = rows, .cols = cols, .decays = decays, .gamma = gamma});
   };
   const int64_t d = config.hidden;
   add("embedding", config.vocab, d, true);
@@ -87,8 +52,7 @@ Parameters::Parameters(const Config& config) : config_(config) {
   if (config.tied) {
     Parameter& embedding = all_[kEmbedding];
     embedding.gamma = norm_final();
-    embedding.folded_gradient = Buffer<float>(config.vocab, d);
-    embedding.unfolded_lookup = true;
+    embedding.read_twice = true;
   } else {
     add("lm_head", config.vocab, d, true, norm_final());
   }
@@ -142,139 +106,36 @@ const TensorRows& Parameters::find(const std::string& name, size_t size) const {
   return *found;
 }
 
-void Parameters::set(const std::string& name, std::span<const float> value) {
-  const TensorRows& tensor = find(name, value.size());
-  Parameter& p = all_[static_cast<size_t>(tensor.parameter)];
+void Parameters::pack(const TensorRows& tensor, std::span<const float> value, Matrix<float> parameter) const {
   for (int64_t i = 0; i < tensor.rows; ++i)
-    std::copy_n(value.data() + i * p.cols, p.cols, p.master.matrix().row(stored_row(tensor, i)));
+    std::copy_n(value.data() + i * parameter.cols, parameter.cols, parameter.row(stored_row(tensor, i)));
 }
 
-void Parameters::get(const std::string& name, Buffer<float> Parameter::*buffer, std::span<float> value) const {
-  const TensorRows& tensor = find(name, value.size());
-  const Parameter& p = all_[static_cast<size_t>(tensor.parameter)];
+void Parameters::unpack(const TensorRows& tensor, Matrix<const float> parameter, std::span<float> value) const {
   for (int64_t i = 0; i < tensor.rows; ++i)
-    std::copy_n((p.*buffer).matrix().row(stored_row(tensor, i)), p.cols, value.data() + i * p.cols);
+    std::copy_n(parameter.row(stored_row(tensor, i)), parameter.cols, value.data() + i * parameter.cols);
 }
 
-void Parameters::initialize(uint64_t seed) {
+void Parameters::initialize(int index, uint64_t seed, std::span<float> master) const {
   constexpr double kDeviation = 0.02;  // LlamaConfig's initializer_range
-  for (Parameter& p : all_) {
-    if (p.decays)
-      fill_normal(p.master.span(), kDeviation, splitmix64(seed));
-    else
-      std::fill(p.master.span().begin(), p.master.span().end(), 1.f);
+  if (!(*this)[index].decays) {
+    std::fill(master.begin(), master.end(), 1.f);
+    return;
   }
+  // The seed of a matrix is the next of one sequence.
+  for (int i = 0; i < index; ++i)
+    if ((*this)[i].decays) splitmix64(seed);
+  fill_normal(master, kDeviation, splitmix64(seed));
 }
 
-template <class E>
-Weights<E>::Weights(Parameters& parameters) : copies_(parameters.all().size()), views_(parameters.all().size()) {
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    const Parameter& p = parameters.all()[i];
-    const bool looked_up_only = i == Parameters::kEmbedding && !p.unfolded_lookup;
-    if (!p.decays || looked_up_only) continue;
-    if constexpr (std::is_same_v<E, float>) {
-      if (p.gamma < 0) {
-        views_[i] = p.master.matrix();
-        continue;
-      }
-    }
-    copies_[i] = Buffer<E>(p.rows, p.cols);
-    views_[i] = copies_[i].matrix();
-  }
+AdamWStep adamw_step(const AdamW& options, int64_t t) {
+  return {.gradient_scale = 1,
+          .decay = static_cast<float>(1 - options.lr * options.weight_decay),
+          .beta1 = static_cast<float>(options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, static_cast<double>(t)))),
+          .inv_sqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, static_cast<double>(t)))),
+          .eps = static_cast<float>(options.eps)};
 }
-
-template <class E>
-void Weights<E>::write_rows(Parameters& parameters, int parameter, int64_t first, int64_t count) {
-  Buffer<E>& copy = copies_[static_cast<size_t>(parameter)];
-  if (copy.rows() == 0) return;
-  const Parameter& p = parameters[parameter];
-  const float* gamma = p.gamma < 0 ? nullptr : parameters[p.gamma].master.matrix().data;
-  const OptimizerRows rows = optimizer_rows();
-  for (int64_t i = first; i < first + count; ++i) {
-    if constexpr (std::is_same_v<E, float>)
-      rows.fold_float(p.master.matrix().row(i), gamma, copy.matrix().row(i), p.cols);
-    else
-      rows.fold_bf16(p.master.matrix().row(i), gamma, copy.matrix().row(i), p.cols);
-  }
-}
-
-template <class E>
-void Weights<E>::write_all(Cpu& cpu, Parameters& parameters) {
-  const std::vector<RowsTask> tasks = row_tasks(parameters);
-  cpu.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
-    const RowsTask& task = tasks[static_cast<size_t>(i)];
-    write_rows(parameters, task.parameter, task.first, task.count);
-  });
-}
-
-template <class E>
-double adamw_update(Cpu& cpu, Parameters& parameters, Weights<E>& weights, const AdamW& options, int64_t t) {
-  const OptimizerRows rows = optimizer_rows();
-  const std::vector<RowsTask> tasks = row_tasks(parameters);
-  const auto for_tasks = [&](auto&& body) {
-    cpu.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
-      const RowsTask& task = tasks[static_cast<size_t>(i)];
-      body(static_cast<size_t>(i), task, parameters[task.parameter]);
-    });
-  };
-
-  // From the folded gradients to those of W and gamma, and all squares. A task's part of d_gamma is its own, and the parts
-  // are added in order: the same bits for any number of threads.
-  std::vector<std::vector<float>> d_gamma(tasks.size());
-  std::vector<double> squares(tasks.size());
-  for_tasks([&](size_t index, const RowsTask& task, Parameter& p) {
-    if (p.gamma >= 0) {
-      const bool tied = p.unfolded_lookup;
-      d_gamma[index].assign(static_cast<size_t>(p.cols), 0.f);
-      for (int64_t i = task.first; i < task.first + task.count; ++i)
-        rows.unfold((tied ? p.folded_gradient : p.gradient).matrix().row(i), p.master.matrix().row(i),
-                    parameters[p.gamma].master.matrix().data, tied, p.gradient.matrix().row(i), d_gamma[index].data(),
-                    p.cols);
-    }
-    squares[index] = rows.squares(p.gradient.matrix().row(task.first), task.count * p.cols);
-  });
-  double sum = 0;
-  for (Parameter& p : parameters.all())
-    if (!p.decays) std::fill(p.gradient.span().begin(), p.gradient.span().end(), 0.f);
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    sum += squares[i];
-    const int gamma = parameters[tasks[i].parameter].gamma;
-    if (gamma < 0) continue;
-    const std::span<float> total = parameters[gamma].gradient.span();
-    for (size_t j = 0; j < total.size(); ++j) total[j] += d_gamma[i][j];
-  }
-  for (Parameter& p : parameters.all())
-    if (!p.decays) sum += rows.squares(p.gradient.matrix().data, p.cols);
-  const double norm = std::sqrt(sum);
-  if (!std::isfinite(norm)) return norm;
-
-  const double scale = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1.0;
-  AdamWStep step{
-      .gradient_scale = static_cast<float>(scale),
-      .decay = 1,
-      .beta1 = static_cast<float>(options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, static_cast<double>(t)))),
-      .inv_sqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, static_cast<double>(t)))),
-      .eps = static_cast<float>(options.eps)};
-  // Norm weights first: the matrices are folded with what they become.
-  for (Parameter& p : parameters.all())
-    if (!p.decays)
-      rows.adamw(p.master.matrix().data, p.moment1.matrix().data, p.moment2.matrix().data, p.gradient.matrix().data,
-                 p.cols, step);
-  step.decay = static_cast<float>(1 - options.lr * options.weight_decay);
-  for_tasks([&](size_t, const RowsTask& task, Parameter& p) {
-    const int64_t offset = task.first * p.cols;
-    rows.adamw(p.master.matrix().data + offset, p.moment1.matrix().data + offset, p.moment2.matrix().data + offset,
-               p.gradient.matrix().data + offset, task.count * p.cols, step);
-    weights.write_rows(parameters, task.parameter, task.first, task.count);
-  });
-  return norm;
-}
-
-template class Weights<float>;
-template class Weights<bf16>;
-template double adamw_update(Cpu&, Parameters&, Weights<float>&, const AdamW&, int64_t);
-template double adamw_update(Cpu&, Parameters&, Weights<bf16>&, const AdamW&, int64_t);
 
 }  // namespace coda::llama

@@ -4,26 +4,60 @@
 // product leaves the gradient of W̃; update() turns it into those of W and gamma first, so that the norm, clipping and
 // checkpoints see dW and d_gamma.
 #pragma once
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "buffer.h"
 #include "coda/cpu.h"
+#include "layer.h"
 #include "model.h"
+#include "optimizer_rows.h"
 
 namespace coda::llama {
 
+/// What a parameter is, wherever its values lie.
 struct Parameter {
   std::string name;    // "layers.0.qkv"
   int64_t rows, cols;  // a vector has one row
   bool decays;         // matrices do
   int gamma = -1;      // index of the norm weight folded into the columns, or -1
-  Buffer<float> master;
-  Buffer<float> gradient;  // of the folded weight until update() unfolds it
-  Buffer<float> moment1, moment2;
-  // A tied embedding is read twice: as it is by the lookup (gradient), and folded by the vocabulary product (this).
-  Buffer<float> folded_gradient;
-  bool unfolded_lookup = false;
+  // A tied embedding: read as it is by the lookup, and folded by the vocabulary product.
+  bool read_twice = false;
+  int64_t size() const { return rows * cols; }
+};
+
+/// The fp32 values that a parameter has.
+enum class Values { master, gradient, moment1, moment2 };
+
+/// Memory of one parameter's values.
+template <class Engine>
+struct ParameterMemory {
+  explicit ParameterMemory(const Parameter& p)
+      : master(p.rows, p.cols),
+        gradient(p.rows, p.cols),
+        moment1(p.rows, p.cols),
+        moment2(p.rows, p.cols),
+        folded_gradient(p.read_twice ? p.rows : 0, p.cols) {}
+
+  BufferOn<Engine, float>& operator[](Values which) {
+    switch (which) {
+      case Values::gradient:
+        return gradient;
+      case Values::moment1:
+        return moment1;
+      case Values::moment2:
+        return moment2;
+      case Values::master:
+        break;
+    }
+    return master;
+  }
+
+  BufferOn<Engine, float> master;
+  BufferOn<Engine, float> gradient;  // of the folded weight until update() unfolds it
+  BufferOn<Engine, float> moment1, moment2;
+  BufferOn<Engine, float> folded_gradient;  // of one that is read twice: of the vocabulary product alone
 };
 
 /// A tensor of a checkpoint, as rows of a parameter.
@@ -51,22 +85,27 @@ class Parameters {
   /// The embedding itself where they are tied.
   int lm_head() const { return config_.tied ? kEmbedding : norm_final() + 1; }
 
-  Parameter& operator[](int index) { return all_[static_cast<size_t>(index)]; }
   const Parameter& operator[](int index) const { return all_[static_cast<size_t>(index)]; }
-  std::vector<Parameter>& all() { return all_; }
+  const std::vector<Parameter>& all() const { return all_; }
+  /// A weight that products read in a form of its own: folded, or rounded.
+  bool is_multiplied(int index) const {
+    return (*this)[index].decays && (index != kEmbedding || (*this)[index].read_twice);
+  }
 
   /// In Hugging Face's order.
   const std::vector<TensorRows>& tensors() const { return tensors_; }
-  /// Throws UsageError for a name that is not there, OperandError for a wrong size.
-  void set(const std::string& name, std::span<const float> value);
-  void get(const std::string& name, Buffer<float> Parameter::*buffer, std::span<float> value) const;
+  /// Throws UsageError for a name that is not there, OperandError for a size that is not the tensor's.
+  const TensorRows& find(const std::string& name, size_t size) const;
+  /// Between a tensor in Hugging Face's layout and its parameter's values.
+  void pack(const TensorRows& tensor, std::span<const float> value, Matrix<float> parameter) const;
+  void unpack(const TensorRows& tensor, Matrix<const float> parameter, std::span<float> value) const;
 
-  void initialize(uint64_t seed);
+  /// A fresh master: normal of standard deviation 0.02 (matrices), 1 (norms); a pure function of seed and index.
+  void initialize(int index, uint64_t seed, std::span<float> master) const;
 
  private:
   static constexpr int kPerLayer = 6;
   int layer_base(int64_t layer) const { return 1 + static_cast<int>(layer) * kPerLayer; }
-  const TensorRows& find(const std::string& name, size_t size) const;
   /// The parameter's row that holds row i of the tensor.
   int64_t stored_row(const TensorRows& tensor, int64_t i) const;
 
@@ -75,25 +114,7 @@ class Parameters {
   std::vector<TensorRows> tensors_;
 };
 
-/// The matrices in the type and form that products read: folded, packed, rounded once from the masters. In float an
-/// unfolded matrix is its master.
-template <class E>
-class Weights {
- public:
-  explicit Weights(Parameters& parameters);
-  Matrix<const E> matrix(int parameter) const { return views_[static_cast<size_t>(parameter)]; }
-  /// Writes rows [first, first + count) of a matrix from its master.
-  void write_rows(Parameters& parameters, int parameter, int64_t first, int64_t count);
-  void write_all(Cpu& cpu, Parameters& parameters);
-
- private:
-  std::vector<Buffer<E>> copies_;
-  std::vector<Matrix<const E>> views_;
-};
-
-/// One AdamW step on all parameters and their weights. Returns the norm of the gradients before clipping; if it is not
-/// finite nothing changes. t counts from 1.
-template <class E>
-double adamw_update(Cpu& cpu, Parameters& parameters, Weights<E>& weights, const AdamW& options, int64_t t);
+/// The numbers of AdamW's step t, counted from 1, for matrices: gradient_scale is clipping's, and left at 1.
+AdamWStep adamw_step(const AdamW& options, int64_t t);
 
 }  // namespace coda::llama

@@ -41,9 +41,9 @@ void write_optimizer(const fs::path& dir, llama::Model& model, uint64_t seed) {
   std::vector<TensorToWrite> tensors;
   for (const llama::StateTensor& state : model.optimizer_state()) {
     tensors.push_back({.name = state.name,
-                       .shape = {static_cast<int64_t>(state.value.size())},
+                       .shape = {state.size},
                        .format = FloatFormat::f32,
-                       .fill = [value = state.value](std::span<float> out) { std::ranges::copy(value, out.begin()); }});
+                       .fill = [&model, state](std::span<float> out) { model.get_state(state, out); }});
   }
   const fs::path path = dir / optimizer_name(model.updates());
   write_safetensors(partial_name(path), tensors,
@@ -145,13 +145,15 @@ void load_state(const fs::path& dir, llama::Model& model) {
       said == file.metadata().end() || said->second != fmt::format("{}", step)) {
     throw FileError(path.string(), fmt::format("does not say that it is of step {}", step));
   }
+  std::vector<float> value;
   for (const llama::StateTensor& state : model.optimizer_state()) {
-    const int64_t needed = static_cast<int64_t>(state.value.size());
-    if (file.find_float(state.name).size() != needed) {
+    if (file.find_float(state.name).size() != state.size) {
       throw FileError(path.string(), fmt::format("{} has {} values where the model has {}", quote_name(state.name),
-                                                 file.find_float(state.name).size(), needed));
+                                                 file.find_float(state.name).size(), state.size));
     }
-    file.read(state.name, state.value);
+    value.resize(static_cast<size_t>(state.size));
+    file.read(state.name, value);
+    model.set_state(state, value);
   }
   model.set_updates(step);
   model.weights_changed();

@@ -206,8 +206,11 @@ std::optional<double> Trainer::validate(bool last, const std::function<int()>& s
 void Trainer::save() {
   if (saved_ == step_) return;
   // An update can overflow although its gradient was finite.
+  std::vector<float> value;
   for (const llama::StateTensor& state : model_->optimizer_state()) {
-    if (std::ranges::all_of(state.value, [](float x) { return std::isfinite(x); })) continue;
+    value.resize(static_cast<size_t>(state.size));
+    model_->get_state(state, value);
+    if (std::ranges::all_of(value, [](float x) { return std::isfinite(x); })) continue;
     refuse("the update made a value that is not finite, in " + model_->find_not_finite_weight().value_or(state.name));
   }
   // The lines of the steps that the checkpoint has behind it must not be lost when it is not.

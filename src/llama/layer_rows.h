@@ -1,0 +1,162 @@
+// The rows of layer.h's table as code. Included where a layer is instantiated for an engine, by a file that has that engine's
+// products, maps, finishing reductions and attention in sight.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+#include "coda/finish.h"
+#include "coda/programs/norm.h"
+#include "coda/programs/rope.h"
+#include "coda/programs/store.h"
+#include "coda/programs/swiglu.h"
+#include "layer.h"
+#include "operand_shape.h"
+
+namespace coda::llama {
+
+inline AttentionShape attention_shape(const Config& config) {
+  return {.heads = config.heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
+}
+
+/// [⌈cols/128⌉, rows] of workspace for a program's row reduction over tiles [rows, cols].
+inline Matrix<float> row_slots(Matrix<float> partial, int64_t rows, int64_t cols) {
+  return {partial.data, coda::detail::row_slot_count(cols), rows};
+}
+
+template <class Engine, class E>
+LayerTape<Engine, E>::LayerTape(const Config& config, int64_t tokens, bool keep)
+    : qkv(tokens, config.qkv_width()),
+      attention(tokens, config.query_width()),
+      log_sum_exp(keep ? config.heads : 0, tokens),
+      h_mid(tokens, config.hidden),
+      inv_rms_mid(1, tokens),
+      gate_up(keep ? tokens : 0, 2 * config.ffn) {}
+
+template <class Engine, class E>
+LayerWorkspace<Engine, E>::LayerWorkspace(const Config& config, int64_t tokens, bool backward)
+    : partial(coda::detail::row_slot_count(std::max({config.hidden, config.ffn, config.qkv_width()})), tokens),
+      mean_dot(1, tokens),
+      y(tokens, config.ffn) {
+  if (!backward) return;
+  d_gate_up = BufferOn<Engine, E>(tokens, 2 * config.ffn);
+  d_h_mid = BufferOn<Engine, E>(tokens, config.hidden);
+  d_attention = BufferOn<Engine, E>(tokens, config.query_width());
+  d_qkv = BufferOn<Engine, E>(tokens, config.qkv_width());
+}
+
+template <class Engine, class E>
+void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in, Matrix<E> qkv) {
+  gemm(engine, in.h, weights.qkv,
+       RmsNormRope<Tensors<E>>{.inv_rms = in.inv_rms,
+                               .position = places.positions,
+                               .turns_high = places.turns_high,
+                               .turns_low = places.turns_low,
+                               .qkv = qkv});
+}
+
+template <class Engine, class E>
+void mlp_forward(Engine& engine, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
+                 Stream<E> out) {
+  const int64_t m = h_in.rows, d = config.hidden;
+  const Matrix<float> sum_sq = row_slots(workspace.partial.matrix(), m, d);
+  const Matrix<E> h_mid = tape.h_mid.top(m);
+  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m);
+  const Matrix<E> y = workspace.y.top(m);
+
+  gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = h_mid, .sum_sq = sum_sq});
+  inv_rms(engine, sum_sq, d, config.rms_eps, inv_rms_mid);
+  if (keep)
+    gemm(engine, h_mid, weights.gate_up,
+         RmsNormSwiGlu<Tensors<E>>{.inv_rms = inv_rms_mid, .gate_up = tape.gate_up.top(m), .y = y});
+  else
+    gemm(engine, h_mid, weights.gate_up, RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = inv_rms_mid, .y = y});
+  gemm(engine, y, weights.down, Residual<Tensors<E>>{.residual = h_mid, .h = out.h, .sum_sq = sum_sq});
+  inv_rms(engine, sum_sq, d, config.rms_eps, out.inv_rms);
+}
+
+template <class Engine, class E>
+void layer_forward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
+                   Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep, Stream<E> out) {
+  const int64_t m = in.h.rows;
+  const Matrix<E> qkv = tape.qkv.top(m), attention = tape.attention.top(m);
+  const Matrix<float> log_sum_exp =
+      keep ? Matrix<float>{tape.log_sum_exp.matrix().data, config.heads, m} : Matrix<float>{};
+  qkv_forward(engine, places, weights, in, qkv);
+  attention_forward<E>(engine, attention_shape(config), places.documents, qkv, attention, log_sum_exp);
+  mlp_forward<Engine, E>(engine, config, weights, in.h, attention, tape, workspace, keep, out);
+}
+
+template <class Engine, class E>
+void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add) {
+  // In float Store's own type is what is asked for, and no instantiation beside it.
+  using StoreFloat = Store<Tensors<E>, std::conditional_t<std::is_same_v<E, float>, Activation, float>>;
+  if (add)
+    gemm(engine, transpose(a), transpose(b), AccumulateInto<Tensors<E>>{.out = out});
+  else
+    gemm(engine, transpose(a), transpose(b), StoreFloat{.out = out});
+}
+
+template <class Engine, class E>
+void layer_backward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
+                    Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, Matrix<E> d_h,
+                    const LayerGradients& gradients, bool add) {
+  const int64_t m = d_h.rows, d = config.hidden;
+  const Matrix<const E> d_h_next = d_h;
+  const Matrix<E> h_mid = tape.h_mid.top(m), gate_up = tape.gate_up.top(m), qkv = tape.qkv.top(m),
+                  attention = tape.attention.top(m);
+  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m), s = workspace.mean_dot.vector(m);
+  const Matrix<E> y = workspace.y.top(m), d_gate_up = workspace.d_gate_up.top(m), d_h_mid = workspace.d_h_mid.top(m),
+                  d_attention = workspace.d_attention.top(m), d_qkv = workspace.d_qkv.top(m);
+
+  // B3
+  const Matrix<float> dot_z = row_slots(workspace.partial.matrix(), m, config.ffn);
+  gemm(engine, d_h_next, transpose(weights.down),
+       SwiGluBackward<Tensors<E>>{
+           .inv_rms = inv_rms_mid, .gate_up = gate_up, .d_gate_up = d_gate_up, .y = y, .dot_z = dot_z});
+  mean_dot(engine, dot_z, d, s);
+  weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
+
+  // B2
+  gemm(engine, d_gate_up, transpose(weights.gate_up),
+       RmsNormBackward<Tensors<E>>{
+           .inv_rms = inv_rms_mid, .mean_dot = s, .h = h_mid, .d_residual = d_h_next, .d_h = d_h_mid});
+  weight_gradient<Engine, E>(engine, d_gate_up, h_mid, gradients.gate_up, add);
+
+  // B1
+  gemm(engine, d_h_mid, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
+  weight_gradient<Engine, E>(engine, d_h_mid, attention, gradients.o, add);
+  attention_backward<E>(engine, attention_shape(config), places.documents, qkv, attention, d_attention,
+                        Matrix<const float>{tape.log_sum_exp.matrix().data, config.heads, m}, d_qkv);
+
+  // B4
+  const Matrix<float> dot_qkv = row_slots(workspace.partial.matrix(), m, config.qkv_width());
+  map(engine, d_qkv,
+      RopeBackward<Tensors<E>>{.inv_rms = in.inv_rms,
+                               .position = places.positions,
+                               .turns_high = places.turns_high,
+                               .turns_low = places.turns_low,
+                               .qkv = qkv,
+                               .d_qkv = d_qkv,
+                               .dot = dot_qkv});
+  mean_dot(engine, dot_qkv, d, s);
+  gemm(engine, d_qkv, transpose(weights.qkv),
+       RmsNormBackward<Tensors<E>>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_h_mid, .d_h = d_h});
+  weight_gradient<Engine, E>(engine, d_qkv, in.h, gradients.qkv, add);
+}
+
+#define CODA_LAYER(Engine, E)                                                                                        \
+  template struct LayerTape<Engine, E>;                                                                             \
+  template struct LayerWorkspace<Engine, E>;                                                                        \
+  template void qkv_forward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);     \
+  template void mlp_forward(Engine&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,        \
+                            LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                     \
+  template void layer_forward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&,                 \
+                              Stream<const E>, LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);  \
+  template void layer_backward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&,                \
+                               Stream<const E>, LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, Matrix<E>,        \
+                               const LayerGradients&, bool);                                                        \
+  template void weight_gradient<Engine, E>(Engine&, Matrix<const E>, Matrix<const E>, Matrix<float>, bool);
+
+}  // namespace coda::llama
