@@ -9,6 +9,7 @@
 
 #include "coda/error.h"
 #include "commands.h"
+#include "llama/gpu.h"
 #include "option.h"
 #include "train/interrupt.h"
 #include "train/run.h"
@@ -34,13 +35,48 @@ constexpr const char* kHelp =
     "Ctrl-C or SIGTERM finishes the step, saves, says how to resume and exits with 128 + the signal; a\n"
     "second one quits at once. A save that fails, or a loss that is not finite, ends training; the last\n"
     "checkpoint stays. A resumed run takes its options from run.json; --steps, --threads,\n"
-    "--save-every, --eval-every and --keep may be given anew.";
+    "--device, --save-every, --eval-every and --keep may be given anew.";
 
 struct Arguments {
   Options options;
   std::vector<double> betas = {0.9, 0.95};
-  std::string out, resume;
+  std::string out, resume, preset;
 };
+
+/// Shapes that people know by name; --vocab comes with the data.
+struct Preset {
+  const char* name;
+  int64_t hidden, layers, heads, kv_heads, head_dim, ffn;
+  bool tie;
+};
+constexpr Preset kPresets[] = {{"llama-1b", 2048, 16, 32, 8, 64, 8192, true},
+                               {"llama-3b", 3072, 28, 24, 8, 128, 8192, true},
+                               {"llama-8b", 4096, 32, 32, 8, 128, 14336, false}};
+
+/// The shape of a preset, but for the options that are given themselves.
+void apply(const Preset& preset, const std::set<std::string>& given, Options& options) {
+  const auto set = [&](const char* name, auto& field, auto value) {
+    if (!given.contains(name)) field = value;
+  };
+  set("hidden", options.hidden, preset.hidden);
+  set("layers", options.layers, preset.layers);
+  set("heads", options.heads, preset.heads);
+  set("kv-heads", options.kv_heads, preset.kv_heads);
+  set("head-dim", options.head_dim, preset.head_dim);
+  set("ffn", options.ffn, preset.ffn);
+  set("rope-theta", options.rope_theta, 5e5);
+  set("rms-eps", options.rms_eps, 1e-5);
+  set("tie", options.tie, preset.tie);
+}
+
+/// The GPU if there is one, unless the options say otherwise; there everything is bf16.
+void choose_device(const std::set<std::string>& given, Options& options) {
+  if (!given.contains("device")) {
+    const bool fp32 = given.contains("dtype") && options.dtype == llama::Dtype::fp32;
+    options.device = !fp32 && !llama::why_no_gpu() ? train::DeviceKind::cuda : train::DeviceKind::cpu;
+  }
+  if (options.device == train::DeviceKind::cuda && !given.contains("dtype")) options.dtype = llama::Dtype::bf16;
+}
 
 /// The options that were given, by their names in run.json.
 std::set<std::string> given_options(const CLI::App& app) {
@@ -94,7 +130,10 @@ int run(const Arguments& arguments, const std::set<std::string>& given, const st
   make_absolute(options.data);
   make_absolute(options.valid);
   make_absolute(options.init);
+  for (const Preset& preset : kPresets)
+    if (arguments.preset == preset.name) apply(preset, given, options);
   const bool resume = !arguments.resume.empty();
+  if (!resume) choose_device(given, options);
   if (resume) options = resumed_options(train::read_run(arguments.resume).options, options, given);
   check(options);
   const fs::path dir = resume                  ? fs::path(arguments.resume)
@@ -149,6 +188,12 @@ Command train_command(CLI::App& coda) {
   constexpr const char* kModel = "Model";
   CLI::Option* init = add(kModel, "--init", o.init, "DIR",
                           "start from this model, in its shape; excludes the options of the shape below");
+  std::vector<std::string> presets;
+  for (const Preset& preset : kPresets) presets.emplace_back(preset.name);
+  const std::string preset_names = fmt::format("{}", fmt::join(presets, "|"));
+  CLI::Option* preset = add(kModel, "--preset", arguments->preset, preset_names.c_str(),
+                            "a shape by its name, which other options change");
+  preset->check(CLI::IsMember(presets))->excludes(init);
   show_default(add(kModel, "--hidden", o.hidden, "N", "width")->excludes(init));
   show_default(add(kModel, "--layers", o.layers, "N", "layers")->excludes(init));
   show_default(add(kModel, "--heads", o.heads, "N", "query heads")->excludes(init));
@@ -181,7 +226,15 @@ Command train_command(CLI::App& coda) {
   constexpr const char* kRun = "Run";
   CLI::Option* out = add(kRun, "--out", arguments->out, "DIR",
                          "the run's folder, not one that holds a run [runs/NAME of the data, or NAME-2, …]");
-  add(kRun, "--resume", arguments->resume, "DIR", "go on with the run in this folder")->excludes(out)->excludes(init);
+  add(kRun, "--resume", arguments->resume, "DIR", "go on with the run in this folder")
+      ->excludes(out)
+      ->excludes(init)
+      ->excludes(preset);
+  add_choice<train::DeviceKind>(*app, "--device", o.device,
+                                {{"cpu", train::DeviceKind::cpu}, {"cuda", train::DeviceKind::cuda}},
+                                "where to train, on a GPU in bf16")
+      ->option_text("cpu|cuda [cuda where there is a GPU]")
+      ->group(kRun);
   show_default(add(kRun, "--threads", o.threads, "N", "0 for all; results do not depend on it"));
   add(kRun, "--eval-every", o.eval_every, "N",
       "steps between validations, on 64 windows at most, 4096 at the end [--steps / 10, at least 10]")

@@ -1,6 +1,6 @@
 # The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
 # everything else builds without nvcc.
-file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc)
+file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc src/llama/gpu/*.cc)
 list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc)  # it needs no GPU, and is in coda
 file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
 if(NOT CODA_CUDA)
@@ -60,7 +60,7 @@ endif()
 # Run by hand on a machine with a GPU: cmake --build build --target coda_gpu_tests, then build/test/gpu/…
 if(CODA_BUILD_TESTS)
   add_custom_target(coda_gpu_tests)
-  foreach(name calls elementwise map)
+  foreach(name calls elementwise map model)
     add_executable(gpu_${name}_test EXCLUDE_FROM_ALL test/gpu/${name}_test.cc)
     set_target_properties(gpu_${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/test/gpu)
     target_include_directories(gpu_${name}_test PRIVATE src)

@@ -97,6 +97,11 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("train --data text --batch 0", 2, "--batch is 0");
   expect_refused("train --data text --heads 3", 2, "--heads");
   expect_refused("train --data ids --token-type u16", 2, "--vocab");
+  expect_refused("train --data text --device tpu", 2, "tpu is not one of cpu|cuda");
+  expect_refused("train --data text --device cuda --dtype fp32", 2, "--device cuda trains in bf16");
+  expect_refused("train --data text --device cuda --out gpu", 2, "--device is cuda, but ");
+  EXPECT_FALSE(fs::exists(dir_ / "gpu"));
+  expect_refused("train --data text --preset llama-2b", 2, "llama-2b not in");
   expect_refused("eval --data text", 2, "--model");
   expect_refused("train --data text --threads -1", 2, "--threads");
   expect_refused("bench blocks", 2, "blocks is not one of programs, block, step");
@@ -105,6 +110,21 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("bench --device cuda block", 2, "block is not a row of the GPU's table");
   expect_refused("bench --device cuda --hidden 2048,1000", 2, "--hidden is 1000");
   expect_refused("bench --device cuda --threads 2", 2, "--threads means nothing with --device cuda");
+}
+
+/// A preset is a shape, of which options given beside it are changed.
+TEST_F(CliTest, PresetIsAShape) {
+  const Result result = coda(
+      "train --data text --preset llama-1b --layers 1 --hidden 64 --ffn 128 --heads 4 --kv-heads 2 --head-dim 16 --seq "
+      "8 "
+      "--batch 1 --steps 1 --device cpu --out preset");
+  ASSERT_EQ(result.code, 0) << result.error;
+  std::ifstream file(dir_ / "preset" / "config.json");
+  const nlohmann::json config = nlohmann::json::parse(file);
+  EXPECT_EQ(config.at("num_hidden_layers"), 1);
+  EXPECT_EQ(config.at("hidden_size"), 64);
+  EXPECT_EQ(config.at("tie_word_embeddings"), true);
+  EXPECT_EQ(config.at("rms_norm_eps"), 1e-5);
 }
 
 TEST_F(CliTest, ExplainsProgramsAndBlocks) {

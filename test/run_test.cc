@@ -76,6 +76,7 @@ Options unusual_options() {
   o.beta2 = 0.7;
   o.eps = 1e-7;
   o.clip = 2;
+  o.device = DeviceKind::cuda;
   o.threads = 13;
   o.eval_every = 14;
   o.save_every = 15;

@@ -18,13 +18,21 @@ void check(cudaError_t result, const char* what) {
 }  // namespace
 
 DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
   void* data = nullptr;
-  if (bytes > 0)
-    check(cudaMalloc(&data, static_cast<size_t>(bytes)), fmt::format("{} bytes of device memory", bytes).c_str());
+  if (const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes)); error != cudaSuccess) {
+    cudaGetLastError();  // or the next call would report it
+    throw DeviceError(fmt::format("{} bytes of device memory: CUDA says {}", bytes, cudaGetErrorString(error)));
+  }
   data_ = static_cast<std::byte*>(data);
 }
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
 DeviceMemory::~DeviceMemory() {
   cudaFree(data_);
 }
@@ -41,6 +49,12 @@ void DeviceMemory::copy_from(const std::byte* host) {
 void DeviceMemory::copy_to(std::byte* host) const {
   synchronize();
   check(cudaMemcpy(host, data_, static_cast<size_t>(bytes_), cudaMemcpyDeviceToHost), "copying from the device");
+}
+
+FreeMemory free_memory() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking for the device's free memory");
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
 void synchronize() {

@@ -70,6 +70,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    fold_kernel(Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight) {
+  const int64_t all = master.rows * master.cols;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / master.cols, column = i % master.cols;
+    const float value = master(row, column);
+    weight(row, column) = bf16(gamma.data == nullptr ? value : value * gamma[column]);
+  }
+}
+
 /// The elements of a row that a thread updates.
 constexpr int kRun = 4;
 
@@ -179,6 +189,16 @@ void unfold(const Gpu& gpu, Matrix<const float> folded, Matrix<const float> weig
   launch(gpu, "unfold", unfold_kernel,
          dim3(static_cast<unsigned>(ceil_div(folded.cols, kThreads)), static_cast<unsigned>(slots)), dim3(kThreads),
          folded, weight, gamma, add, gradient, d_gamma);
+}
+
+void fold(const Gpu& gpu, Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight) {
+  check_shape("weight", weight, master);
+  if (gamma.data != nullptr) check_size("gamma", gamma, master.cols);
+  if (master.rows == 0 || master.cols == 0) return;
+  const int64_t blocks = ceil_div(master.rows * master.cols, kThreads);
+  launch(gpu, "fold", fold_kernel,
+         dim3(static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{gpu.multiprocessors()} * 64))), dim3(kThreads),
+         master, gamma, weight);
 }
 
 void adamw(const Gpu& gpu, const AdamWParameter& parameter, const llama::AdamWStep* step) {

@@ -16,6 +16,9 @@ void add_squares(const Gpu& gpu, Matrix<const float> x, double* sum);
 /// the norm is not finite: adamw() changes nothing then. All on the device.
 void clip_gradients(const Gpu& gpu, const double* sum_of_squares, double clip, double* norm, llama::AdamWStep* step);
 
+/// weight = master ⊙ gamma by columns, rounded once; gamma empty: master rounded.
+void fold(const Gpu& gpu, Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight);
+
 /// Rows of a slot of d_gamma.
 inline constexpr int64_t kUnfoldRows = 64;
 

@@ -40,7 +40,8 @@ CpuParameters allocate(const Parameters& parameters) {
   CpuParameters memory;
   for (const Parameter& p : parameters.all()) {
     ParameterMemory<Cpu>& m = memory.emplace_back(p);
-    for (const Values which : {Values::master, Values::gradient}) fill(m[which], std::numeric_limits<float>::quiet_NaN());
+    for (const Values which : {Values::master, Values::gradient})
+      fill(m[which], std::numeric_limits<float>::quiet_NaN());
     for (const Values which : {Values::moment1, Values::moment2}) fill(m[which], 0);
   }
   return memory;

@@ -46,7 +46,8 @@ LayerWorkspace<Engine, E>::LayerWorkspace(const Config& config, int64_t tokens, 
 }
 
 template <class Engine, class E>
-void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in, Matrix<E> qkv) {
+void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
+                 Matrix<E> qkv) {
   gemm(engine, in.h, weights.qkv,
        RmsNormRope<Tensors<E>>{.inv_rms = in.inv_rms,
                                .position = places.positions,
@@ -78,7 +79,8 @@ void mlp_forward(Engine& engine, const Config& config, const LayerWeights<E>& we
 
 template <class Engine, class E>
 void layer_forward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
-                   Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep, Stream<E> out) {
+                   Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
+                   Stream<E> out) {
   const int64_t m = in.h.rows;
   const Matrix<E> qkv = tape.qkv.top(m), attention = tape.attention.top(m);
   const Matrix<float> log_sum_exp =
@@ -146,17 +148,17 @@ void layer_backward(Engine& engine, const Config& config, const Places<Engine>& 
   weight_gradient<Engine, E>(engine, d_qkv, in.h, gradients.qkv, add);
 }
 
-#define CODA_LAYER(Engine, E)                                                                                        \
-  template struct LayerTape<Engine, E>;                                                                             \
-  template struct LayerWorkspace<Engine, E>;                                                                        \
-  template void qkv_forward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);     \
-  template void mlp_forward(Engine&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,        \
-                            LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                     \
-  template void layer_forward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&,                 \
-                              Stream<const E>, LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);  \
-  template void layer_backward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&,                \
-                               Stream<const E>, LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, Matrix<E>,        \
-                               const LayerGradients&, bool);                                                        \
+#define CODA_LAYER(Engine, E)                                                                                          \
+  template struct LayerTape<Engine, E>;                                                                                \
+  template struct LayerWorkspace<Engine, E>;                                                                           \
+  template void qkv_forward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);       \
+  template void mlp_forward(Engine&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,          \
+                            LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                       \
+  template void layer_forward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>,  \
+                              LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                     \
+  template void layer_backward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, \
+                               LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, Matrix<E>, const LayerGradients&,    \
+                               bool);                                                                                  \
   template void weight_gradient<Engine, E>(Engine&, Matrix<const E>, Matrix<const E>, Matrix<float>, bool);
 
 }  // namespace coda::llama

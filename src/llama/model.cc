@@ -19,7 +19,6 @@
 #include "layer.h"
 #include "memory.h"
 #include "model_impl.h"
-#include "not_finite.h"
 
 namespace coda::llama {
 
@@ -81,8 +80,7 @@ class ModelOf final : public Model::Impl {
   Pass<Cpu, E>& pass(int64_t tokens, bool backward) {
     std::unique_ptr<Pass<Cpu, E>>& current = backward ? training_pass_ : loss_pass_;
     if (!current || current->tokens < tokens) {
-      check_memory(fmt::format("the activations of {} tokens", tokens),
-                   Pass<Cpu, E>::least_bytes(config, tokens, backward));
+      check_memory(fmt::format("the activations of {} tokens", tokens), Pass<Cpu, E>::bytes(config, tokens, backward));
       current.reset();
       current = std::make_unique<Pass<Cpu, E>>(config, tokens, backward);
     }
@@ -140,20 +138,13 @@ std::optional<std::string> ModelOf<E>::find_not_finite_activation(const Batch& b
   const std::vector<int32_t> positions = positions_of(batch.document_starts);
   const Places<Cpu> places = places_of(batch, positions);
   embedding_forward<E>(cpu, embedding(), view(batch.tokens), config.rms_eps, p.stream(0, m));
-  std::optional<std::string> found = llama::find_not_finite("the embedding of the tokens", p.stream(0, m).h);
+  std::optional<std::string> found = llama::find_not_finite(kEmbeddingOfTokens, p.stream(0, m).h);
   for (int64_t l = 0; l < config.layers && !found; ++l) {
     LayerTape<Cpu, E>& tape = p.tape(l);
     layer_forward<Cpu, E>(cpu, config, places, weights_of(l), p.stream(l, m), tape, p.workspace, true,
                           p.stream(l + 1, m));
-    const auto find = [&](const char* name, Matrix<E> values) {
-      if (!found) found = llama::find_not_finite(fmt::format("layer {}, {}", l, name), values);
-    };
-    find("qkv", tape.qkv.top(m));
-    find("attention", tape.attention.top(m));
-    find("h_mid", tape.h_mid.top(m));
-    find("gate_up", tape.gate_up.top(m));
-    find("y", p.workspace.y.top(m));
-    find("h", p.stream(l + 1, m).h);
+    found = find_not_finite_in_layer<Cpu, E>(l, m, tape, p.workspace, p.stream(l + 1, m).h,
+                                             [](Matrix<E> values) { return values; });
   }
   const Stream<E> last = p.stream(config.layers, m);
   Buffer<float> logits(1, config.vocab);

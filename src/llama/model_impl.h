@@ -1,13 +1,17 @@
 // What a model is to an engine: the part behind llama::Model, and what every engine's has in common.
 #pragma once
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "layer.h"
 #include "model.h"
+#include "not_finite.h"
 #include "parameters.h"
 #include "rope.h"
 
@@ -55,12 +59,19 @@ struct Pass {
     for (int64_t l = 0; l < (backward ? config.layers : 1); ++l) tapes.emplace_back(config, tokens, backward);
     if (backward) d_h = BufferOn<Engine, E>(tokens, config.hidden);
   }
-  /// Of the tensors that are there for every layer and token.
-  static double least_bytes(const Config& config, int64_t tokens, bool backward) {
-    const auto real = [](int64_t value) { return static_cast<double>(value); };
-    const double values =
-        2 * real(config.hidden) + real(config.qkv_width()) + real(config.query_width()) + 2 * real(config.ffn);
-    return real(backward ? config.layers : 1) * values * real(tokens) * sizeof(E);
+  /// What that takes.
+  static double bytes(const Config& config, int64_t tokens, bool backward) {
+    const double d = static_cast<double>(config.hidden), f = static_cast<double>(config.ffn),
+                 qkv = static_cast<double>(config.qkv_width()), q = static_cast<double>(config.query_width()),
+                 heads = static_cast<double>(config.heads), layers = static_cast<double>(config.layers);
+    const double slots = std::max({d, f, qkv}) / 128;
+    const double stream = d * sizeof(E) + sizeof(float);
+    const double tape = (qkv + q) * sizeof(E) + stream, kept = 2 * f * sizeof(E) + heads * sizeof(float);
+    const double workspace = f * sizeof(E) + (slots + 1) * sizeof(float);
+    const double workspace_backward = (2 * f + d + q + qkv) * sizeof(E);
+    return static_cast<double>(tokens) *
+           (backward ? (layers + 1) * stream + layers * (tape + kept) + workspace + workspace_backward + d * sizeof(E)
+                     : 2 * stream + tape + workspace);
   }
   Stream<E> stream(int64_t layer, int64_t m) {
     const size_t i = backward ? static_cast<size_t>(layer) : static_cast<size_t>(layer % 2);
@@ -93,5 +104,25 @@ LayerGradients layer_gradients(const Parameters& parameters, int64_t layer, cons
           .gate_up = gradient(parameters.gate_up(layer)),
           .down = gradient(parameters.down(layer))};
 }
+
+/// The first value that is not finite in what a layer has just made. on_host(matrix): its values where the host can read them.
+template <class Engine, class E, class OnHost>
+std::optional<std::string> find_not_finite_in_layer(int64_t layer, int64_t tokens, LayerTape<Engine, E>& tape,
+                                                    LayerWorkspace<Engine, E>& workspace, Matrix<E> h,
+                                                    const OnHost& on_host) {
+  std::optional<std::string> found;
+  const auto find = [&](const char* name, Matrix<E> values) {
+    if (!found) found = find_not_finite(fmt::format("layer {}, {}", layer, name), on_host(values));
+  };
+  find("qkv", tape.qkv.top(tokens));
+  find("attention", tape.attention.top(tokens));
+  find("h_mid", tape.h_mid.top(tokens));
+  find("gate_up", tape.gate_up.top(tokens));
+  find("y", workspace.y.top(tokens));
+  find("h", h);
+  return found;
+}
+
+inline constexpr const char* kEmbeddingOfTokens = "the embedding of the tokens";
 
 }  // namespace coda::llama

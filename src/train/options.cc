@@ -59,6 +59,7 @@ void for_each_option(Options& o, Visit visit) {
   visit("beta2", o.beta2, kKeeps);
   visit("eps", o.eps, kKeeps);
   visit("clip", o.clip, kKeeps);
+  visit("device", o.device, kMayChange);
   visit("threads", o.threads, kMayChange);
   visit("eval-every", o.eval_every, kMayChange);
   visit("save-every", o.save_every, kMayChange);
@@ -84,6 +85,10 @@ ordered_json encode(Schedule::Kind value) {
 }
 ordered_json encode(llama::Dtype value) {
   return value == llama::Dtype::fp32 ? "fp32" : "bf16";
+}
+
+ordered_json encode(DeviceKind value) {
+  return value == DeviceKind::cpu ? "cpu" : "cuda";
 }
 
 template <class Enum>
@@ -128,6 +133,10 @@ void decode(const json& value, Schedule::Kind& field) {
 }
 void decode(const json& value, llama::Dtype& field) {
   decode_word(value, field, {llama::Dtype::fp32, llama::Dtype::bf16});
+}
+
+void decode(const json& value, DeviceKind& field) {
+  decode_word(value, field, {DeviceKind::cpu, DeviceKind::cuda});
 }
 
 void require(bool holds, const char* option, double value, const char* needs) {
@@ -203,6 +212,9 @@ void check(const Options& o) {
   require(o.beta1 >= 0 && o.beta1 < 1, "betas", o.beta1, "two numbers, at least 0 and below 1");
   require(o.beta2 >= 0 && o.beta2 < 1, "betas", o.beta2, "two numbers, at least 0 and below 1");
   require(o.eps > 0 && std::isfinite(o.eps), "eps", o.eps, "a finite number above 0");
+  if (o.device == DeviceKind::cuda && o.dtype == llama::Dtype::fp32) {
+    throw UsageError("--dtype is fp32; --device cuda trains in bf16, with masters, gradients and moments in fp32");
+  }
   require(o.clip >= 0 && std::isfinite(o.clip), "clip", o.clip, "a finite number, 0 to not clip");
 }
 

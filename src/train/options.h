@@ -12,6 +12,8 @@
 
 namespace coda::train {
 
+enum class DeviceKind { cpu, cuda };
+
 /// Fields are named as the options of `coda train` are, and these are their defaults.
 struct Options {
   std::string data;
@@ -49,7 +51,8 @@ struct Options {
   double eps = 1e-8;
   double clip = 1.0;
 
-  int threads = 0;         // 0: all
+  DeviceKind device = DeviceKind::cpu;
+  int threads = 0;         // of the CPU; 0: all
   int64_t eval_every = 0;  // 0: ten times in a run, but not before ten steps
   int64_t save_every = 0;  // 0: about once a minute
   int64_t keep = 1;

@@ -8,6 +8,7 @@
 
 #include "checkpoint.h"
 #include "coda/error.h"
+#include "llama/gpu.h"
 #include "llama/memory.h"
 #include "plot.h"
 #include "state.h"
@@ -62,6 +63,11 @@ llama::Config config_of(const Options& options, const fs::path& dir, bool saved)
   return config;
 }
 
+std::unique_ptr<llama::Model> gpu_model(const llama::Config& config) {
+  if (const auto missing = llama::why_no_gpu()) throw UsageError("--device is cuda, but " + *missing);
+  return llama::model_on_gpu(config);
+}
+
 }  // namespace
 
 Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start start)
@@ -111,7 +117,8 @@ Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start st
                       8.0 * static_cast<double>(options_.batch * options_.seq * options_.accumulate));
   rows_.resize(static_cast<size_t>(options_.accumulate));
 
-  model_ = std::make_unique<llama::Model>(cpu, config, options_.dtype);
+  model_ = options_.device == DeviceKind::cuda ? gpu_model(config)
+                                               : std::make_unique<llama::Model>(cpu, config, options_.dtype);
   if (saved_) {
     load_state(dir_, *model_);
     step_ = model_->updates();
@@ -145,10 +152,13 @@ std::vector<std::string> Trainer::description() const {
   lines.push_back(fmt::format("data   {}: {} tokens, {} windows of {} to train on{}", data_->path(),
                               counted(data_->size()), windows_->count(), options_.seq,
                               valid_ ? fmt::format(", {} to validate on", valid_->count()) : ""));
-  lines.push_back(fmt::format(
-      "model  {} parameters: hidden {}, layers {}, heads {} over {}, ffn {}, vocabulary {}; {}, {} thread{}",
-      counted(llama::parameter_count(c)), c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.vocab,
-      options_.dtype == llama::Dtype::fp32 ? "fp32" : "bf16", threads_, threads_ == 1 ? "" : "s"));
+  const std::string device = options_.device == DeviceKind::cuda
+                                 ? "on the GPU"
+                                 : fmt::format("{} thread{}", threads_, threads_ == 1 ? "" : "s");
+  lines.push_back(
+      fmt::format("model  {} parameters: hidden {}, layers {}, heads {} over {}, ffn {}, vocabulary {}; {}, {}",
+                  counted(llama::parameter_count(c)), c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.vocab,
+                  options_.dtype == llama::Dtype::fp32 ? "fp32" : "bf16", device));
   lines.push_back(fmt::format("run    {}: {} steps of {} tokens, {:.2f} epochs{}", dir_.string(), options_.steps,
                               tokens, epochs, step_ > 0 ? fmt::format("; goes on at step {}", step_) : ""));
   return lines;

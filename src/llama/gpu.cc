@@ -1,0 +1,19 @@
+#include "gpu.h"
+
+#include "coda/gpu.h"
+
+namespace coda::llama {
+
+std::optional<std::string> why_no_gpu() {
+  // volatile: g++ 12 folds the comparison of a declared function with null, weak or not.
+  void (*volatile check)() = &check_gpu;
+  if (check == nullptr) return "this coda was built without its GPU half: `make cuda` builds it";
+  try {
+    check();
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+}  // namespace coda::llama
