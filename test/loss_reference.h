@@ -1,4 +1,5 @@
-// The loss of a linear head as its definition reads, in double, with its gradients.
+// The loss of a linear head as its definition reads, in double, with its gradients; and the same with what lies between its
+// operators rounded.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -25,7 +26,17 @@ struct Losses {
   Doubles d_h, d_weight;
 };
 
-inline Losses losses(const Head& p, const coda::CrossEntropyOptions& o, const Doubles& d_loss) {
+struct Exact {
+  double operator()(double x) const { return x; }
+};
+/// What a chain of operators in bf16 stores between them.
+struct InBf16 {
+  double operator()(double x) const { return static_cast<double>(coda::bf16(static_cast<float>(x))); }
+};
+
+/// round: of the normalised input, the logits, their gradient, and the gradients of the input.
+template <class Round = Exact>
+Losses losses(const Head& p, const coda::CrossEntropyOptions& o, const Doubles& d_loss, Round round = {}) {
   const auto at = [](const auto& x, int64_t i) { return x[static_cast<size_t>(i)]; };
   Losses out{.loss = Doubles(p.label.size()),
              .z_loss = Doubles(p.label.size()),
@@ -44,14 +55,18 @@ inline Losses losses(const Head& p, const coda::CrossEntropyOptions& o, const Do
     double r = 1, sum_sq = 0;
     for (int64_t j = 0; j < p.k; ++j) sum_sq += at(p.h, i * p.k + j) * at(p.h, i * p.k + j);
     if (p.norm) r = 1 / std::sqrt(sum_sq / static_cast<double>(p.k) + 1e-6);
+    Doubles x(static_cast<size_t>(p.k));
+    for (int64_t j = 0; j < p.k; ++j)
+      x[static_cast<size_t>(j)] = p.norm ? round(r * at(p.h, i * p.k + j)) : at(p.h, i * p.k + j);
     Doubles logit(static_cast<size_t>(p.vocab)), slope(logit.size(), 1);
     double sum = 0, all = 0;
     for (int64_t c = 0; c < p.vocab; ++c) {
       double l = 0;
-      for (int64_t j = 0; j < p.k; ++j) l += r * at(p.h, i * p.k + j) * at(p.weight, c * p.k + j);
+      for (int64_t j = 0; j < p.k; ++j) l += at(x, j) * at(p.weight, c * p.k + j);
+      l = round(l);
       if (o.softcap) {
         const double t = std::tanh(l / *o.softcap);
-        l = *o.softcap * t;
+        l = round(*o.softcap * t);
         slope[static_cast<size_t>(c)] = 1 - t * t;
       }
       logit[static_cast<size_t>(c)] = l;
@@ -72,17 +87,19 @@ inline Losses losses(const Head& p, const coda::CrossEntropyOptions& o, const Do
     Doubles d_x(static_cast<size_t>(p.k));
     for (int64_t c = 0; c < p.vocab; ++c) {
       const double target = (c == label ? 1 - eps : 0) + eps / v, probability = std::exp(at(logit, c)) / sum;
-      const double dl = d * at(slope, c) * (probability * (1 + 2 * o.z_loss * lse) - target);
+      const double dl = round(d * at(slope, c) * (probability * (1 + 2 * o.z_loss * lse) - target));
       for (int64_t j = 0; j < p.k; ++j) {
         d_x[static_cast<size_t>(j)] += dl * at(p.weight, c * p.k + j);
-        out.d_weight[static_cast<size_t>(c * p.k + j)] += dl * r * at(p.h, i * p.k + j);
+        out.d_weight[static_cast<size_t>(c * p.k + j)] += dl * at(x, j);
       }
     }
+    for (double& v : d_x) v = round(v);
     double dot = 0;
     for (int64_t j = 0; j < p.k; ++j) dot += at(d_x, j) * at(p.h, i * p.k + j);
     for (int64_t j = 0; j < p.k; ++j)
       out.d_h[static_cast<size_t>(i * p.k + j)] =
-          p.norm ? r * at(d_x, j) - r * r * r * dot / static_cast<double>(p.k) * at(p.h, i * p.k + j) : at(d_x, j);
+          p.norm ? round(r * at(d_x, j) - r * r * r * dot / static_cast<double>(p.k) * at(p.h, i * p.k + j))
+                 : at(d_x, j);
   }
   return out;
 }

@@ -17,6 +17,8 @@
 
 namespace coda {
 
+class Gpu;
+
 /// The label of a token that does not count, unless the options name another.
 inline constexpr int32_t kIgnoreIndex = -100;
 
@@ -97,6 +99,54 @@ class LinearCrossEntropy {
 
   /// Tokens of a chunk: as many as keep its logits near 64 MB, at least 16.
   static int64_t chunk_tokens(int64_t vocab, int64_t tokens);
+
+ private:
+  struct Memory;
+  std::unique_ptr<Memory> memory_;
+};
+
+/// What a GpuLinearCrossEntropy is made for.
+struct GpuLossSize {
+  int64_t tokens;            // of a call, at most
+  int64_t vocab;             // V
+  bool gradients = true;     // false: forward() only, which keeps no logits
+  int64_t chunk_tokens = 0;  // of a chunk; 0: GpuLinearCrossEntropy::chunk_tokens
+};
+
+/// The same on a GPU, for bf16. Every pointer is to memory of the device, and all memory but the workspace that unaligned operands
+/// need (docs/gpu.md) is its own, from the beginning: no call allocates or waits, and all can be captured in a CUDA graph. One call at
+/// a time, on streams that follow each other.
+///
+/// Sums are of doubles in an order that depends on the number of tokens only. Labels, token weights and d_loss are read when the work
+/// runs, so that a captured graph can be replayed with others; with another divisor, too, as d_loss = 1/divisor of the reduction sum.
+/// A label that is neither in [0, V) nor ignore_index cannot be refused then: the loss of its token is NaN, and with it the sum and the
+/// gradients. Errors otherwise as on the CPU, and OperandError for more tokens or another vocabulary than it was made for.
+class GpuLinearCrossEntropy {
+ public:
+  /// Takes memory_bytes(size) of gpu's device. Throws DeviceError where there are not as many.
+  GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& size);
+  ~GpuLinearCrossEntropy();
+  GpuLinearCrossEntropy(GpuLinearCrossEntropy&&) noexcept;
+  GpuLinearCrossEntropy& operator=(GpuLinearCrossEntropy&&) noexcept;
+
+  static int64_t memory_bytes(const GpuLossSize& size);
+  /// Tokens of a chunk: at most 4096 (docs/measurements.md), a multiple of 128, chunks of nearly equal size.
+  static int64_t chunk_tokens(int64_t tokens);
+
+  /// Bytes of gpu's workspace that forward() needs, or with gradients backward() and forward_backward(): 0 where everything is aligned
+  /// and V is a multiple of 8.
+  int64_t workspace(const LinearHead<bf16>& head, const CrossEntropyOptions& options,
+                    const LinearHeadGradients<bf16>& gradients = {}) const;
+
+  /// *value is on the device. It is written last.
+  void forward(const Gpu& gpu, const LinearHead<bf16>& head, const CrossEntropyOptions& options, LossValue* value,
+               const TokenLosses& tokens = {});
+  void backward(const Gpu& gpu, const LinearHead<bf16>& head, const CrossEntropyOptions& options,
+                Vector<const float> log_sum_exp, Vector<const float> d_loss,
+                const LinearHeadGradients<bf16>& gradients);
+  void forward_backward(const Gpu& gpu, const LinearHead<bf16>& head, const CrossEntropyOptions& options,
+                        Vector<const float> d_loss, const LinearHeadGradients<bf16>& gradients, LossValue* value,
+                        const TokenLosses& tokens = {});
 
  private:
   struct Memory;

@@ -1,54 +1,16 @@
-// The second stage of partial reductions on a GPU: out[i] = f(slots of column i), in double, one rounding per result.
-//
-// A block has 32 columns. Its 16 warps take a sixteenth of the slots each, in ascending order, and the sixteenths are
-// combined in ascending order: what is added to what depends on the number of slots only. Reads each partial once (the
-// log-sum-exp and the moments twice, from the cache).
+// The second stage of partial reductions on a GPU: out[i] = f(slots of column i), in double, one rounding per result. Reads
+// each partial once (the log-sum-exp and the moments twice, from the cache).
 #include "coda/finish.h"
 
 #include "finish/check.h"
 #include "hopper/launch.h"
+#include "hopper/slots.h"
 
 namespace coda {
 
 namespace {
 
-using hopper::ceil_div;
-
-constexpr int kColumns = 32, kParts = 16;
-
-/// Where a thread stands: a column, and the slots [begin, end) of it.
-struct Part {
-  int64_t column, begin, end;
-
-  __device__ Part(int64_t slots, int64_t columns) {
-    const int64_t each = ceil_div(slots, kParts);
-    column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
-    begin = min(each * threadIdx.y, slots);
-    end = column < columns ? min(begin + each, slots) : begin;  // a thread past the last column sees no slots
-  }
-  /// One of the threads of a column has its results.
-  __device__ bool stores(int64_t columns) const { return threadIdx.y == 0 && column < columns; }
-};
-
-/// Combines one value per part, in ascending order; every thread of a column gets the result.
-template <class Combine>
-__device__ double combine_parts(double value, Combine combine) {
-  __shared__ double parts[kParts][kColumns];
-  __syncthreads();  // the last call's results have been read
-  parts[threadIdx.y][threadIdx.x] = value;
-  __syncthreads();
-  double all = parts[0][threadIdx.x];
-  for (int i = 1; i < kParts; ++i) all = combine(all, parts[i][threadIdx.x]);
-  return all;
-}
-/// Σ over the slots of a column of value(slot).
-template <class F>
-__device__ double sum_slots(const Part& part, F value) {
-  double sum = 0;
-#pragma unroll 4
-  for (int64_t slot = part.begin; slot < part.end; ++slot) sum += value(slot);
-  return combine_parts(sum, [](double a, double b) { return a + b; });
-}
+using namespace hopper;  // slots.h
 
 struct InvRms {
   double width, eps;
@@ -89,22 +51,9 @@ __global__ void __launch_bounds__(kColumns* kParts)
 
 __global__ void __launch_bounds__(kColumns* kParts)
     log_sum_exp_kernel(Matrix<const MaxSum> partial, Vector<float> out) {
-  const double kNone = -__longlong_as_double(0x7ff0000000000000);
-  // As std::max, also in what it does with a NaN.
-  const auto larger = [](double a, double b) { return a < b ? b : a; };
   const Part part(partial.rows, out.size);
-  double largest = kNone;
-#pragma unroll 4
-  for (int64_t slot = part.begin; slot < part.end; ++slot)
-    largest = larger(largest, static_cast<double>(partial(slot, part.column).max));
-  const double top = combine_parts(largest, larger);
-  const double sum = sum_slots(part, [&](int64_t slot) {
-    const MaxSum state = partial(slot, part.column);
-    // exp(-inf - -inf) would be NaN; a slot that saw nothing adds nothing. A NaN maximum stays one.
-    const double max = static_cast<double>(state.max);
-    return max == kNone ? 0 : static_cast<double>(state.sum) * exp(max - top);
-  });
-  if (part.stores(out.size)) out[part.column] = static_cast<float>(top + log(sum));
+  const double all = log_sum_exp_of_slots(part, partial);
+  if (part.stores(out.size)) out[part.column] = static_cast<float>(all);
 }
 
 template <class... Parameters, class... Arguments>
