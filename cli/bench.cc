@@ -12,12 +12,14 @@
 #include "bench/contest.h"
 #include "bench/gpu.h"
 #include "bench/gpu_report.h"
+#include "bench/gpu_step.h"
 #include "bench/library.h"
 #include "bench/rows.h"
 #include "bench/step.h"
 #include "coda/error.h"
 #include "commands.h"
 #include "cpu/isa.h"
+#include "llama/gpu.h"
 #include "option.h"
 #include "train/durable_file.h"
 
@@ -39,7 +41,8 @@ constexpr const char* kHelp =
     "On a GPU, programs of a Llama's shapes beside cuBLAS, each named: back to back, as in training, and alone after a "
     "rest.\n\n"
     "  coda bench --device cuda                   every row of the table, at three hidden sizes\n"
-    "  coda bench --device cuda residual loss --hidden 4096";
+    "  coda bench --device cuda residual loss --hidden 4096\n"
+    "  coda bench --device cuda step --preset llama-1b --batch 4 --seq 4096       a training step";
 
 enum class Device { cpu, cuda };
 
@@ -52,6 +55,8 @@ struct Arguments {
   std::optional<int> round_count;
   std::optional<double> warm;
   int64_t layers = 4, rows = 8, seq = 256;
+  std::string preset;
+  bool tie = false;
   llama::Dtype dtype = llama::Dtype::fp32;
   int threads = 0;
   bench::Rounds rounds;
@@ -71,6 +76,24 @@ Json json_of(const Time& time) {
 }
 std::string text_of(const Time& time) {
   return fmt::format("{:8.3f} ({:.3f} to {:.3f})", 1e3 * time.median, 1e3 * time.low, 1e3 * time.high);
+}
+
+/// The model of step.
+llama::Config step_config(const Arguments& a) {
+  llama::Config config;
+  config.hidden = a.shape.hidden;
+  config.ffn = a.shape.ffn;
+  config.heads = a.shape.heads;
+  config.kv_heads = a.shape.kv_heads;
+  config.head_dim = config.hidden / config.heads;
+  config.layers = a.layers;
+  config.tied = a.tie;
+  if (a.shape.vocab > 0) config.vocab = a.shape.vocab;
+  for (const llama::Preset& preset : llama::kPresets)
+    if (a.preset == preset.name) config = preset.config;
+  config.max_positions = std::max(config.max_positions, a.seq);
+  llama::check(config);
+  return config;
 }
 
 class Bench {
@@ -172,16 +195,7 @@ class Bench {
   }
 
   void step() {
-    llama::Config config;
-    config.hidden = a_.shape.hidden;
-    config.ffn = a_.shape.ffn;
-    config.heads = a_.shape.heads;
-    config.kv_heads = a_.shape.kv_heads;
-    config.head_dim = config.hidden / config.heads;
-    config.layers = a_.layers;
-    if (a_.shape.vocab > 0) config.vocab = a_.shape.vocab;
-    config.max_positions = std::max(config.max_positions, a_.seq);
-    llama::check(config);
+    const llama::Config config = step_config(a_);
     const bench::StepReport r = bench::bench_step(cpu_, openblas_, config, a_.dtype, a_.rows, a_.seq, a_.rounds);
     const double whole = r.step.median;
     fmt::print("training step of {:.1f} million parameters, {} x {} tokens: {:.0f} tokens/s\n",
@@ -282,13 +296,46 @@ int run_gpu(const Arguments& arguments) {
   return 0;
 }
 
+int run_gpu_step(const Arguments& arguments) {
+  const llama::Config config = step_config(arguments);
+  if (const auto missing = llama::why_no_gpu()) throw UsageError("--device cuda: " + *missing);
+  bench::Rounds rounds{.count = arguments.round_count.value_or(7), .seconds = 2};
+  const bench::GpuStepReport r = bench::bench_gpu_step(config, arguments.rows, arguments.seq, rounds);
+  const double whole = r.step.median;
+  fmt::print("training step of {:.1f} million parameters, {} x {} tokens: {:.0f} tokens/s, {:.0f} TFLOP/s\n",
+             1e-6 * static_cast<double>(r.parameters), arguments.rows, arguments.seq,
+             static_cast<double>(r.tokens) / whole, 1e-12 * r.flops / whole);
+  fmt::print("  step, ms                  {}\n  forward and backward, ms  {}\n", text_of(r.step),
+             text_of(r.forward_backward));
+  fmt::print("  memory of the device: {:.2f} GB, {:.2f} GB of them parameters, gradients and moments\n",
+             1e-9 * static_cast<double>(r.bytes), 1e-9 * static_cast<double>(r.bytes_of_model));
+  if (arguments.json.empty()) return 0;
+  const Json json = {{"step",
+                      {{"times", {{"step", json_of(r.step)}, {"forward and backward", json_of(r.forward_backward)}}},
+                       {"tokens", r.tokens},
+                       {"parameters", r.parameters},
+                       {"flops", r.flops},
+                       {"bytes", r.bytes},
+                       {"bytes_of_model", r.bytes_of_model}}}};
+  train::write_file(arguments.json, json.dump(2) + "\n");
+  return 0;
+}
+
 int run(const CLI::App& app, const Arguments& arguments) {
   const auto refuse = [&](std::initializer_list<const char*> options, const char* device) {
     for (const char* option : options)
       if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --device {}", option, device));
   };
+  if (arguments.device == Device::cuda && arguments.what == std::vector<std::string>{"step"}) {
+    refuse({"--tokens", "--warm", "--dtype", "--threads"}, "cuda");
+    if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size for step");
+    Arguments one = arguments;
+    if (!arguments.hidden.empty()) one.shape.hidden = arguments.hidden[0];
+    return run_gpu_step(one);
+  }
   if (arguments.device == Device::cuda) {
-    refuse({"--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--batch", "--seq", "--dtype", "--threads"},
+    refuse({"--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--preset", "--tie", "--batch", "--seq", "--dtype",
+            "--threads"},
            "cuda");
     return run_gpu(arguments);
   }
@@ -304,7 +351,7 @@ Command bench_command(CLI::App& coda) {
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20, "1 to 1048576");
   std::string rows;
   for (const bench::GpuRow& row : bench::gpu_rows()) rows += (rows.empty() ? "" : ", ") + std::string(row.name);
-  app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU " + rows)->option_text("...");
+  app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU step alone, or " + rows)->option_text("...");
   add_choice<Device>(*app, "--device", a->device, {{"cpu", Device::cpu}, {"cuda", Device::cuda}}, "where coda runs");
   app->add_option("--tokens", a->tokens, "rows of programs and block")
       ->option_text(fmt::format("M [{}; {} on a GPU]", a->shape.tokens, bench::GpuOptions{}.tokens))
@@ -320,6 +367,8 @@ Command bench_command(CLI::App& coda) {
   app->add_option("--vocab", a->shape.vocab, "the loss too, over so many tokens [none; 256 for step]")
       ->option_text("V")
       ->check(size);
+  add_preset(*app, a->preset)->description("step's model");
+  app->add_flag("--tie", a->tie, "step's embedding is the output's weight too");
   show_default(app->add_option("--layers", a->layers, "of step's model")->option_text("L")->check(size));
   show_default(app->add_option("--batch", a->rows, "rows of step's batch")->option_text("B")->check(size));
   show_default(app->add_option("--seq", a->seq, "tokens of such a row")->option_text("T")->check(size));

@@ -5,8 +5,10 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "llama/model.h"
+#include "llama/presets.h"
 #include "train/data.h"
 
 namespace coda::cli {
@@ -49,6 +51,14 @@ inline CLI::Option* add_token_type(CLI::App& app, train::TokenType& field) {
 inline CLI::Option* add_dtype(CLI::App& app, llama::Dtype& field, const std::string& description) {
   return add_choice<llama::Dtype>(app, "--dtype", field, {{"fp32", llama::Dtype::fp32}, {"bf16", llama::Dtype::bf16}},
                                   description);
+}
+
+inline CLI::Option* add_preset(CLI::App& app, std::string& field) {
+  std::vector<std::string> names;
+  for (const llama::Preset& preset : llama::kPresets) names.emplace_back(preset.name);
+  return app.add_option("--preset", field, "a shape by its name, which other options change")
+      ->option_text(fmt::format("{}", fmt::join(names, "|")))
+      ->check(CLI::IsMember(names));
 }
 
 }  // namespace coda::cli

@@ -43,18 +43,8 @@ struct Arguments {
   std::string out, resume, preset;
 };
 
-/// Shapes that people know by name; --vocab comes with the data.
-struct Preset {
-  const char* name;
-  int64_t hidden, layers, heads, kv_heads, head_dim, ffn;
-  bool tie;
-};
-constexpr Preset kPresets[] = {{"llama-1b", 2048, 16, 32, 8, 64, 8192, true},
-                               {"llama-3b", 3072, 28, 24, 8, 128, 8192, true},
-                               {"llama-8b", 4096, 32, 32, 8, 128, 14336, false}};
-
 /// The shape of a preset, but for the options that are given themselves.
-void apply(const Preset& preset, const std::set<std::string>& given, Options& options) {
+void apply(const llama::Config& preset, const std::set<std::string>& given, Options& options) {
   const auto set = [&](const char* name, auto& field, auto value) {
     if (!given.contains(name)) field = value;
   };
@@ -64,9 +54,9 @@ void apply(const Preset& preset, const std::set<std::string>& given, Options& op
   set("kv-heads", options.kv_heads, preset.kv_heads);
   set("head-dim", options.head_dim, preset.head_dim);
   set("ffn", options.ffn, preset.ffn);
-  set("rope-theta", options.rope_theta, 5e5);
-  set("rms-eps", options.rms_eps, 1e-5);
-  set("tie", options.tie, preset.tie);
+  set("rope-theta", options.rope_theta, preset.rope_theta);
+  set("rms-eps", options.rms_eps, preset.rms_eps);
+  set("tie", options.tie, preset.tied);
 }
 
 /// The GPU if there is one, unless the options say otherwise; there everything is bf16.
@@ -130,8 +120,8 @@ int run(const Arguments& arguments, const std::set<std::string>& given, const st
   make_absolute(options.data);
   make_absolute(options.valid);
   make_absolute(options.init);
-  for (const Preset& preset : kPresets)
-    if (arguments.preset == preset.name) apply(preset, given, options);
+  for (const llama::Preset& preset : llama::kPresets)
+    if (arguments.preset == preset.name) apply(preset.config, given, options);
   const bool resume = !arguments.resume.empty();
   if (!resume) choose_device(given, options);
   if (resume) options = resumed_options(train::read_run(arguments.resume).options, options, given);
@@ -188,12 +178,7 @@ Command train_command(CLI::App& coda) {
   constexpr const char* kModel = "Model";
   CLI::Option* init = add(kModel, "--init", o.init, "DIR",
                           "start from this model, in its shape; excludes the options of the shape below");
-  std::vector<std::string> presets;
-  for (const Preset& preset : kPresets) presets.emplace_back(preset.name);
-  const std::string preset_names = fmt::format("{}", fmt::join(presets, "|"));
-  CLI::Option* preset = add(kModel, "--preset", arguments->preset, preset_names.c_str(),
-                            "a shape by its name, which other options change");
-  preset->check(CLI::IsMember(presets))->excludes(init);
+  CLI::Option* preset = add_preset(*app, arguments->preset)->group(kModel)->excludes(init);
   show_default(add(kModel, "--hidden", o.hidden, "N", "width")->excludes(init));
   show_default(add(kModel, "--layers", o.layers, "N", "layers")->excludes(init));
   show_default(add(kModel, "--heads", o.heads, "N", "query heads")->excludes(init));

@@ -80,7 +80,8 @@ struct Result {
       return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
     };
     return same(loss, other.loss) && same(z_loss, other.z_loss) && same(log_sum_exp, other.log_sum_exp) &&
-           same(d_weight, other.d_weight) && same(d_h, other.d_h) && std::memcmp(&value, &other.value, sizeof value) == 0;
+           same(d_weight, other.d_weight) && same(d_h, other.d_h) &&
+           std::memcmp(&value, &other.value, sizeof value) == 0;
   }
 };
 
@@ -153,8 +154,8 @@ struct Problem {
     return head;
   }
   reference::Head definition(bool norm, bool weighted) const {
-    reference::Head head{m, vocab, k, {host_h.begin(), host_h.end()}, {host_w.begin(), host_w.end()}, host_label,
-                         {}, norm};
+    reference::Head head{m,          vocab, k,   {host_h.begin(), host_h.end()}, {host_w.begin(), host_w.end()},
+                         host_label, {},    norm};
     if (weighted) head.token_weight.assign(host_token_weight.begin(), host_token_weight.end());
     return head;
   }
@@ -210,8 +211,8 @@ void expect_near(const std::string& what, const std::vector<T>& got, const std::
   double gap = -1;
   for (size_t i = 0; i < want.size(); ++i)
     if (const double g = std::fabs(static_cast<double>(got[i]) - want[i]); !(g <= gap)) gap = g, worst = i;
-  std::printf("  %-24s %.2e, a path in bf16 %.2e; worst at row %zu, column %zu: %.6g, needs %.6g\n", what.c_str(), error,
-              path, worst / static_cast<size_t>(cols), worst % static_cast<size_t>(cols),
+  std::printf("  %-24s %.2e, a path in bf16 %.2e; worst at row %zu, column %zu: %.6g, needs %.6g\n", what.c_str(),
+              error, path, worst / static_cast<size_t>(cols), worst % static_cast<size_t>(cols),
               static_cast<double>(got[worst]), want[worst]);
   expect(error <= slack * path + 1e-6, what);
 }
@@ -310,8 +311,8 @@ void every_option() {
 void edges() {
   expect_definition({37, 304, 64, 2}, {.divisor = 31});
   expect_definition({1, 256, 128, 2}, {.reduction = Reduction::sum});
-  expect_definition({130, 1003, 72, 2}, {});            // rows of logits that TMA cannot write
-  expect_definition({65, 5, 20, 2}, {}, false);         // rows of h and weight that it cannot read
+  expect_definition({130, 1003, 72, 2}, {});                     // rows of logits that TMA cannot write
+  expect_definition({65, 5, 20, 2}, {}, false);                  // rows of h and weight that it cannot read
   expect_definition({1000, 2000, 64, 6}, {}, true, false, 256);  // confident tokens
 }
 
@@ -426,7 +427,8 @@ void front_door() {
   };
   p.poison();
   refused<OperandError>([&] { run(few, p); }, "h is 8 tokens; it needs at most the 7 that the loss was made for");
-  refused<OperandError>([&] { run(loss, odd); }, "weight is of a vocabulary of 65; it needs the 64 that the loss was made for");
+  refused<OperandError>([&] { run(loss, odd); },
+                        "weight is of a vocabulary of 65; it needs the 64 that the loss was made for");
   refused<UsageError>([&] { run(forward, p); }, "the loss was made without gradients, and is asked for some");
   refused<UsageError>([&] { loss.forward(gpu, p.head(), {.z_loss = -1}, p.value.data()); },
                       "z_loss is -1; it needs to be 0 or more");

@@ -126,11 +126,11 @@ void expect_gradients(const char* name, const Config& config, const std::vector<
     }
     if (round > 0) continue;
     const double off = std::fabs(loss[2] / loss[0] - 1), bf16_off = std::fabs(loss[1] / loss[0] - 1);
-    expect(off <= 2 * bf16_off + 1e-3, std::string(name) + ": loss " + std::to_string(loss[2]) + ", needs " +
-                                           std::to_string(loss[0]));
-    std::printf("%s: loss %.5f (float %.5f, bf16 on the CPU %.5f); worst gradient %s at %.2f of %.2f times the CPU's error\n",
-                name, loss[2] / divisor, loss[0] / divisor, loss[1] / divisor, worst_name.c_str(), worst * kMargin,
-                kMargin);
+    expect(off <= 2 * bf16_off + 1e-3,
+           std::string(name) + ": loss " + std::to_string(loss[2]) + ", needs " + std::to_string(loss[0]));
+    std::printf(
+        "%s: loss %.5f (float %.5f, bf16 on the CPU %.5f); worst gradient %s at %.2f of %.2f times the CPU's error\n",
+        name, loss[2] / divisor, loss[0] / divisor, loss[1] / divisor, worst_name.c_str(), worst * kMargin, kMargin);
     const double alone = gpu->loss(first.batch()), wanted = exact.loss(first.batch());
     expect(std::fabs(alone / wanted - 1) <= 2e-3, std::string(name) + ": loss without gradients");
   }
@@ -151,8 +151,7 @@ void expect_training(int steps) {
   for (int step = 0; step < steps; ++step) {
     Data data(config.vocab, {128, 128, 128, 128}, 1000u + static_cast<unsigned>(step));
     for (size_t i = 0; i < data.tokens.size(); ++i)
-      if (i % 128 != 0)
-        data.tokens[i] = random() % 4 == 0 ? data.tokens[i] : (data.tokens[i - 1] * 5 + 17) % 256;
+      if (i % 128 != 0) data.tokens[i] = random() % 4 == 0 ? data.tokens[i] : (data.tokens[i - 1] * 5 + 17) % 256;
     data.counted = 0;
     for (size_t i = 0; i < data.tokens.size(); ++i) {
       data.targets[i] = i % 128 == 127 ? -100 : data.tokens[i + 1];
@@ -170,8 +169,10 @@ void expect_training(int steps) {
       sum += std::fabs(losses[i][step] / losses[0][step] - 1);
     return sum / (static_cast<double>(losses[i].size()) / 2);
   };
-  std::printf("%d steps: loss from %.4f to %.4f (float %.4f, bf16 on the CPU %.4f); mean distance to float %.2e, bf16 on the CPU %.2e\n",
-              steps, losses[2].front(), losses[2].back(), losses[0].back(), losses[1].back(), distance(2), distance(1));
+  std::printf(
+      "%d steps: loss from %.4f to %.4f (float %.4f, bf16 on the CPU %.4f); mean distance to float %.2e, bf16 on the "
+      "CPU %.2e\n",
+      steps, losses[2].front(), losses[2].back(), losses[0].back(), losses[1].back(), distance(2), distance(1));
   expect(losses[2].back() < losses[2].front() - 1, "it learned nothing");
   expect(distance(2) <= 2 * distance(1) + 1e-4, "losses do not follow those in float");
   expect(losses[2] == losses[3], "the same seed gave other losses");
