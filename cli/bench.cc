@@ -44,10 +44,8 @@ constexpr const char* kHelp =
     "  coda bench --device cuda residual loss --hidden 4096\n"
     "  coda bench --device cuda step --preset llama-1b --batch 4 --seq 4096       a training step";
 
-enum class Device { cpu, cuda };
-
 struct Arguments {
-  Device device = Device::cpu;
+  train::DeviceKind device = train::DeviceKind::cpu;
   std::vector<std::string> what;
   bench::Shape shape;
   std::vector<int64_t> hidden;
@@ -326,14 +324,14 @@ int run(const CLI::App& app, const Arguments& arguments) {
     for (const char* option : options)
       if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --device {}", option, device));
   };
-  if (arguments.device == Device::cuda && arguments.what == std::vector<std::string>{"step"}) {
+  if (arguments.device == train::DeviceKind::cuda && arguments.what == std::vector<std::string>{"step"}) {
     refuse({"--tokens", "--warm", "--dtype", "--threads"}, "cuda");
     if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size for step");
     Arguments one = arguments;
     if (!arguments.hidden.empty()) one.shape.hidden = arguments.hidden[0];
     return run_gpu_step(one);
   }
-  if (arguments.device == Device::cuda) {
+  if (arguments.device == train::DeviceKind::cuda) {
     refuse({"--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--preset", "--tie", "--batch", "--seq", "--dtype",
             "--threads"},
            "cuda");
@@ -352,7 +350,7 @@ Command bench_command(CLI::App& coda) {
   std::string rows;
   for (const bench::GpuRow& row : bench::gpu_rows()) rows += (rows.empty() ? "" : ", ") + std::string(row.name);
   app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU step alone, or " + rows)->option_text("...");
-  add_choice<Device>(*app, "--device", a->device, {{"cpu", Device::cpu}, {"cuda", Device::cuda}}, "where coda runs");
+  add_device(*app, a->device, "where coda runs");
   app->add_option("--tokens", a->tokens, "rows of programs and block")
       ->option_text(fmt::format("M [{}; {} on a GPU]", a->shape.tokens, bench::GpuOptions{}.tokens))
       ->check(size);

@@ -6,8 +6,10 @@
 
 #include "coda/error.h"
 #include "commands.h"
+#include "llama/gpu.h"
 #include "option.h"
 #include "train/checkpoint.h"
+#include "train/options.h"
 #include "train/state.h"
 #include "train/validation.h"
 
@@ -28,7 +30,8 @@ struct Arguments {
   std::optional<int64_t> document_separator;
   int64_t batch = 8, seq = 256;
   std::optional<int64_t> steps;
-  llama::Dtype dtype = llama::Dtype::fp32;
+  train::DeviceKind device = train::DeviceKind::cpu;
+  std::optional<llama::Dtype> dtype;
   int threads = 0;
 };
 
@@ -53,12 +56,17 @@ int run(const Arguments& arguments) {
     evaluation.document_separator = static_cast<int32_t>(*separator);
   }
 
+  const bool on_gpu = arguments.device == train::DeviceKind::cuda;
+  if (on_gpu && arguments.dtype == llama::Dtype::fp32)
+    throw UsageError("--dtype is fp32; --device cuda computes in bf16");
   Cpu cpu(arguments.threads);
-  llama::Model model(cpu, config, arguments.dtype);
-  train::load_weights(arguments.model, model);
+  const std::unique_ptr<llama::Model> model =
+      on_gpu ? llama::make_model_on_gpu(config)
+             : std::make_unique<llama::Model>(cpu, config, arguments.dtype.value_or(llama::Dtype::fp32));
+  train::load_weights(arguments.model, *model);
   const std::optional<double> loss = [&] {
     try {
-      return mean_loss(model, windows, evaluation);
+      return mean_loss(*model, windows, evaluation);
     } catch (const train::NotFinite& fault) {
       throw FileError(arguments.model, fault.what());
     }
@@ -83,7 +91,8 @@ Command eval_command(CLI::App& coda) {
   show_default(app->add_option("--batch", a->batch, "rows at once")->option_text("B")->check(positive));
   show_default(app->add_option("--seq", a->seq, "tokens of a row")->option_text("T")->check(positive));
   app->add_option("--steps", a->steps, "batches to take [all]")->option_text("N")->check(positive);
-  add_dtype(*app, a->dtype, "to compute in");
+  add_dtype(*app, a->dtype, "to compute in [fp32; on a GPU bf16]");
+  add_device(*app, a->device, "where");
   show_default(app->add_option("--threads", a->threads, "0 for all")->option_text("N"));
   return {app, [a] { return run(*a); }};
 }

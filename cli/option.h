@@ -10,6 +10,7 @@
 #include "llama/model.h"
 #include "llama/presets.h"
 #include "train/data.h"
+#include "train/options.h"
 
 namespace coda::cli {
 
@@ -48,9 +49,16 @@ inline CLI::Option* add_token_type(CLI::App& app, train::TokenType& field) {
                                       "the data is token ids, headerless and little-endian, not text");
 }
 
-inline CLI::Option* add_dtype(CLI::App& app, llama::Dtype& field, const std::string& description) {
-  return add_choice<llama::Dtype>(app, "--dtype", field, {{"fp32", llama::Dtype::fp32}, {"bf16", llama::Dtype::bf16}},
-                                  description);
+inline CLI::Option* add_device(CLI::App& app, train::DeviceKind& field, const std::string& description) {
+  return add_choice<train::DeviceKind>(
+      app, "--device", field, {{"cpu", train::DeviceKind::cpu}, {"cuda", train::DeviceKind::cuda}}, description);
+}
+
+/// Dtype, or one that may not be given.
+template <class Field>
+CLI::Option* add_dtype(CLI::App& app, Field& field, const std::string& description) {
+  return add_choice<Field>(app, "--dtype", field, {{"fp32", llama::Dtype::fp32}, {"bf16", llama::Dtype::bf16}},
+                           description);
 }
 
 inline CLI::Option* add_preset(CLI::App& app, std::string& field) {

@@ -215,9 +215,7 @@ Command train_command(CLI::App& coda) {
       ->excludes(out)
       ->excludes(init)
       ->excludes(preset);
-  add_choice<train::DeviceKind>(*app, "--device", o.device,
-                                {{"cpu", train::DeviceKind::cpu}, {"cuda", train::DeviceKind::cuda}},
-                                "where to train, on a GPU in bf16")
+  add_device(*app, o.device, "where to train, on a GPU in bf16")
       ->option_text("cpu|cuda [cuda where there is a GPU]")
       ->group(kRun);
   show_default(add(kRun, "--threads", o.threads, "N", "0 for all; results do not depend on it"));

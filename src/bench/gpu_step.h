@@ -8,9 +8,9 @@
 namespace coda::bench {
 
 struct GpuStepReport {
-  Time step;              // forward, backward, update
-  Time forward_backward;  // of one batch
-  double flops;           // of a step: products and causal attention, forward and backward, nothing made twice
+  Time step;               // forward, backward, update
+  Time forward_backward;   // of one batch
+  double flops;            // of a step: products and causal attention, forward and backward, nothing made twice
   int64_t bytes_of_model;  // of the device: parameters, gradients, moments
   int64_t bytes;           // of the device, in all, after the steps
   int64_t tokens, parameters;

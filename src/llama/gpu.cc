@@ -1,8 +1,14 @@
 #include "gpu.h"
 
+#include "coda/error.h"
 #include "coda/gpu.h"
 
 namespace coda::llama {
+
+std::unique_ptr<Model> make_model_on_gpu(const Config& config) {
+  if (const auto missing = why_no_gpu()) throw UsageError("--device is cuda, but " + *missing);
+  return model_on_gpu(config);
+}
 
 std::optional<std::string> why_no_gpu() {
   // volatile: g++ 12 folds the comparison of a declared function with null, weak or not.

@@ -15,6 +15,9 @@ namespace coda::llama {
 /// A model in bf16 on that GPU, with fp32 masters, gradients and moments there. Throws DeviceError where it has not the memory.
 [[gnu::weak]] std::unique_ptr<Model> model_on_gpu(const Config& config);
 
+/// The same, and UsageError where why_no_gpu() has a reason.
+std::unique_ptr<Model> make_model_on_gpu(const Config& config);
+
 /// Nothing if this program has a GPU half and there is a GPU for it; otherwise what is missing.
 std::optional<std::string> why_no_gpu();
 

@@ -63,11 +63,6 @@ llama::Config config_of(const Options& options, const fs::path& dir, bool saved)
   return config;
 }
 
-std::unique_ptr<llama::Model> gpu_model(const llama::Config& config) {
-  if (const auto missing = llama::why_no_gpu()) throw UsageError("--device is cuda, but " + *missing);
-  return llama::model_on_gpu(config);
-}
-
 }  // namespace
 
 Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start start)
@@ -117,7 +112,7 @@ Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start st
                       8.0 * static_cast<double>(options_.batch * options_.seq * options_.accumulate));
   rows_.resize(static_cast<size_t>(options_.accumulate));
 
-  model_ = options_.device == DeviceKind::cuda ? gpu_model(config)
+  model_ = options_.device == DeviceKind::cuda ? llama::make_model_on_gpu(config)
                                                : std::make_unique<llama::Model>(cpu, config, options_.dtype);
   if (saved_) {
     load_state(dir_, *model_);

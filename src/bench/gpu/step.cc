@@ -17,7 +17,6 @@ GpuStepReport bench_gpu_step(const llama::Config& config, int64_t rows, int64_t 
   const llama::Batch batch{tokens, targets, starts};
   const llama::AdamW options;
 
-  llama::check_gpu();
   const int64_t free = hopper::free_memory().free;
   const std::unique_ptr<llama::Model> model = llama::model_on_gpu(config);
   model->initialize(1);
