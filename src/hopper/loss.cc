@@ -38,9 +38,8 @@ void gemm(Rehearsal& rehearsal, const A& a, const B& b, const P& program) {
 }
 template <class T, class P>
 void map(Rehearsal& /*rehearsal*/, const Matrix<T>& x, const P& program) {
-  coda::detail::with_program(program, [&](const coda::detail::ProgramInfo& info) {
-    coda::detail::check_map(coda::detail::factor(x), info);
-  });
+  coda::detail::with_program(
+      program, [&](const coda::detail::ProgramInfo& info) { coda::detail::check_map(coda::detail::factor(x), info); });
 }
 void mean_dot(Rehearsal& /*rehearsal*/, const Matrix<float>& /*dot*/, int64_t /*width*/, Vector<float> /*out*/) {}
 
@@ -167,8 +166,7 @@ struct GpuLinearCrossEntropy::Memory {
                 const LinearHeadGradients<bf16>* gradients) const {
     const Chunk<bf16> chunk(head, 0, pieces.chunk);
     if (Keep::value || gradients == nullptr) detail::chunk_statistics<Keep>(rehearsal, chunk, options);
-    if (gradients != nullptr)
-      detail::chunk_gradients<Keep>(rehearsal, chunk, options, chunk.log_sum_exp, *gradients);
+    if (gradients != nullptr) detail::chunk_gradients<Keep>(rehearsal, chunk, options, chunk.log_sum_exp, *gradients);
   }
   template <class Keep>
   void check_products(const Gpu& gpu, const LinearHead<bf16>& head, const CrossEntropyOptions& options,

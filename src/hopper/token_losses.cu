@@ -43,11 +43,13 @@ __device__ double sum_of_warp(double value) {
   return value;
 }
 
-__global__ void set_divisor_kernel(double value, double* divisor) { *divisor = value; }
+__global__ void set_divisor_kernel(double value, double* divisor) {
+  *divisor = value;
+}
 
 __global__ void __launch_bounds__(kThreads) count_divisor_kernel(TokenLoss token_loss, double* divisor) {
-  const double sum = sum_in_block(token_loss.tokens(),
-                                  [&](int64_t i) { return token_loss.counts(i) ? token_loss.weight(i) : 0; });
+  const double sum =
+      sum_in_block(token_loss.tokens(), [&](int64_t i) { return token_loss.counts(i) ? token_loss.weight(i) : 0; });
   if (threadIdx.x == 0) *divisor = sum;
 }
 
@@ -91,8 +93,7 @@ __global__ void __launch_bounds__(kThreads)
     token_derivatives_kernel(const __grid_constant__ TokenLoss token_loss, const __grid_constant__ Chunk<bf16> chunk,
                              Vector<const float> log_sum_exp, Vector<const float> d_loss, const double* divisor) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < chunk.count)
-    store_derivatives(token_loss, chunk, i, static_cast<double>(log_sum_exp[i]), d_loss, *divisor);
+  if (i < chunk.count) store_derivatives(token_loss, chunk, i, static_cast<double>(log_sum_exp[i]), d_loss, *divisor);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -116,9 +117,8 @@ void loss_divisor(const Gpu& gpu, const TokenLoss& token_loss, const CrossEntrop
 
 void token_losses(const Gpu& gpu, const TokenLoss& token_loss, const Chunk<bf16>& chunk, const TokenLosses& tokens,
                   LossSums* sums, Vector<const float> d_loss, const double* divisor) {
-  launch(gpu, "the losses of tokens", token_losses_kernel,
-         dim3(static_cast<unsigned>(ceil_div(chunk.count, kColumns))), dim3(kColumns, kParts), token_loss, chunk,
-         tokens, sums, d_loss, divisor);
+  launch(gpu, "the losses of tokens", token_losses_kernel, dim3(static_cast<unsigned>(ceil_div(chunk.count, kColumns))),
+         dim3(kColumns, kParts), token_loss, chunk, tokens, sums, d_loss, divisor);
 }
 
 void token_derivatives(const Gpu& gpu, const TokenLoss& token_loss, const Chunk<bf16>& chunk,

@@ -91,9 +91,9 @@ void check_gradients(const LinearHead<E>& head, const CrossEntropyOptions& optio
   check_overlap("d_weight", gradients.d_weight, "d_h", gradients.d_h);
 }
 
-#define CODA_LOSS_CHECKS(E)                                                                                  \
-  template void check_head(const LinearHead<E>&, const CrossEntropyOptions&);                                \
-  template void check_gradients(const LinearHead<E>&, const CrossEntropyOptions&, Vector<const float>,       \
+#define CODA_LOSS_CHECKS(E)                                                                            \
+  template void check_head(const LinearHead<E>&, const CrossEntropyOptions&);                          \
+  template void check_gradients(const LinearHead<E>&, const CrossEntropyOptions&, Vector<const float>, \
                                 const LinearHeadGradients<E>&);
 CODA_LOSS_CHECKS(float)
 CODA_LOSS_CHECKS(bf16)

@@ -16,15 +16,15 @@ namespace coda::detail {
 template <class E>
 struct ChunkMemory {
   int64_t tokens = 0;
-  Matrix<E> logits;                                        // [tokens, V]  once there is a gradient to make
-  float* maxima = nullptr;                                 // [V/128, tokens]
-  float* partial = nullptr;                                // [V/128, tokens]
-  float* logit_partial = nullptr;                          // [V/128, tokens]
-  MaxSum* states = nullptr;                                // [V/128, tokens]
-  Vector<const float> ones;                                // [tokens]  inv_rms where there is none
-  Vector<float> log_sum_exp;                               // [tokens]
-  Vector<float> d_log_sum_exp, d_label_logit, d_logit_sum; // [tokens]
-  Vector<float> mean_dot;                                  // [tokens]
+  Matrix<E> logits;                                         // [tokens, V]  once there is a gradient to make
+  float* maxima = nullptr;                                  // [V/128, tokens]
+  float* partial = nullptr;                                 // [V/128, tokens]
+  float* logit_partial = nullptr;                           // [V/128, tokens]
+  MaxSum* states = nullptr;                                 // [V/128, tokens]
+  Vector<const float> ones;                                 // [tokens]  inv_rms where there is none
+  Vector<float> log_sum_exp;                                // [tokens]
+  Vector<float> d_log_sum_exp, d_label_logit, d_logit_sum;  // [tokens]
+  Vector<float> mean_dot;                                   // [tokens]
 };
 
 /// Tokens [first, first + count), and the views of the memory that belong to them.
@@ -136,8 +136,7 @@ void chunk_gradients(Engine& engine, const Chunk<E>& chunk, const CrossEntropyOp
   } else {
     gemm(engine, chunk.logits, transpose(chunk.weight), Store<Tensors<E>>{.out = d_h});
   }
-  using StoreFloat =
-      std::conditional_t<std::is_same_v<E, float>, Store<Tensors<float>>, Store<Tensors<E>, float>>;
+  using StoreFloat = std::conditional_t<std::is_same_v<E, float>, Store<Tensors<float>>, Store<Tensors<E>, float>>;
   if (gradients.add || chunk.first > 0)
     gemm(engine, transpose(chunk.logits), transpose(chunk.h), AccumulateInto<Tensors<E>>{.out = gradients.d_weight});
   else

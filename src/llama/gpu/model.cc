@@ -107,9 +107,7 @@ struct BatchMemory {
   Vector<const int32_t> targets(int64_t m) { return column(1, m); }
   Vector<const int32_t> positions(int64_t m) { return column(2, m); }
   /// What the loss's sum is multiplied by before it is derived.
-  Vector<const float> d_loss() {
-    return {reinterpret_cast<const float*>(device.matrix().data + 3 * capacity), 1};
-  }
+  Vector<const float> d_loss() { return {reinterpret_cast<const float*>(device.matrix().data + 3 * capacity), 1}; }
 
  private:
   Vector<const int32_t> column(int64_t i, int64_t m) { return {device.matrix().data + i * capacity, m}; }
@@ -291,8 +289,8 @@ GpuPass& ModelOnGpu::pass(int64_t tokens, bool backward) {
   current.reset();
   const auto bytes = [&](int64_t m) {
     return Pass<Gpu, bf16>::bytes(config, m, backward) +
-           static_cast<double>(GpuLinearCrossEntropy::memory_bytes(
-               {.tokens = m, .vocab = config.vocab, .gradients = backward}));
+           static_cast<double>(
+               GpuLinearCrossEntropy::memory_bytes({.tokens = m, .vocab = config.vocab, .gradients = backward}));
   };
   const double share = static_cast<double>(hopper::free_memory().free) / bytes(tokens);
   check_device_memory(fmt::format("the activations of {} tokens", tokens), bytes(tokens),
@@ -370,8 +368,7 @@ void ModelOnGpu::enqueue_update(double clip) {
                    p.read_twice, m.gradient.matrix(), slots);
     total(gpu_, slots, memory_of(p.gamma).gradient.vector());
   }
-  for (int i = 0; i < count; ++i)
-    hopper::add_squares(gpu_, memory_of(i).gradient.matrix(), &scalars->sum_of_squares);
+  for (int i = 0; i < count; ++i) hopper::add_squares(gpu_, memory_of(i).gradient.matrix(), &scalars->sum_of_squares);
   hopper::clip_gradients(gpu_, &scalars->sum_of_squares, clip, &scalars->norm, &scalars->step);
   // Norm weights first: the matrices are folded with what they become.
   for (const bool matrices : {false, true}) {
