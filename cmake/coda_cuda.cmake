@@ -57,6 +57,22 @@ if(CODA_BUILD_CLI)
   target_link_libraries(coda_cli PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,coda_hopper>)
   add_dependencies(coda_cuda coda_cli)
 endif()
+# libcoda_bench.so, for the comparison with PyTorch. It carries its own libstdc++, hidden as all but its C functions: a Python may have
+# loaded another, and the libraries that are linked in, built for executables, can refer to nothing outside of it.
+if(CODA_BUILD_CLI)
+  file(GLOB torch_bench_sources CONFIGURE_DEPENDS src/bench/torch/*.cc src/bench/torch/*.cu)
+  add_library(coda_torch_bench SHARED ${torch_bench_sources} src/bench/gpu/device.cc src/bench/gpu_cases.cc)
+  set_target_properties(coda_torch_bench PROPERTIES OUTPUT_NAME coda_bench
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Static
+    CUDA_COMPILER_LAUNCHER "${launcher}"
+    LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/torch/exports.map)
+  target_include_directories(coda_torch_bench PRIVATE src)
+  target_compile_options(coda_torch_bench PRIVATE "${coda_cuda_options}")
+  target_link_libraries(coda_torch_bench PRIVATE coda_hopper coda fmt::fmt)
+  target_link_options(coda_torch_bench PRIVATE -static-libstdc++ -static-libgcc
+    "LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/bench/torch/exports.map")
+  add_dependencies(coda_cuda coda_torch_bench)
+endif()
 # Run by hand on a machine with a GPU: cmake --build build --target coda_gpu_tests, then build/test/gpu/…
 if(CODA_BUILD_TESTS)
   add_custom_target(coda_gpu_tests)
