@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numbers>
+#include <thread>
 
 #include "coda/error.h"
 #include "coda/interleave.h"
@@ -13,22 +15,35 @@ namespace coda::llama {
 
 namespace {
 
+constexpr uint64_t kSplitMix = 0x9e3779b97f4a7c15u;
 uint64_t splitmix64(uint64_t& state) {
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  uint64_t z = state += kSplitMix;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
-/// Normal deviates by Box and Muller's method.
+/// Normal deviates by Box and Muller's method. A pair of them depends on the seed and its index alone.
 void fill_normal(std::span<float> out, double deviation, uint64_t seed) {
-  uint64_t state = seed;
-  const auto uniform = [&] { return (static_cast<double>(splitmix64(state) >> 11) + 0.5) * 0x1.0p-53; };
-  for (size_t i = 0; i < out.size(); i += 2) {
-    const double radius = deviation * std::sqrt(-2 * std::log(uniform())), angle = 2 * std::numbers::pi * uniform();
-    out[i] = static_cast<float>(radius * std::cos(angle));
-    if (i + 1 < out.size()) out[i + 1] = static_cast<float>(radius * std::sin(angle));
-  }
+  const auto fill = [=](size_t begin, size_t end) {
+    uint64_t state = seed + begin * kSplitMix;
+    const auto uniform = [&] { return (static_cast<double>(splitmix64(state) >> 11) + 0.5) * 0x1.0p-53; };
+    for (size_t i = begin; i < end; i += 2) {
+      const double radius = deviation * std::sqrt(-2 * std::log(uniform())), angle = 2 * std::numbers::pi * uniform();
+      out[i] = static_cast<float>(radius * std::cos(angle));
+      if (i + 1 < end) out[i + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+  };
+  // A large model's take half a minute on one thread.
+  constexpr size_t kRun = size_t{1} << 22;
+  const size_t runs = (out.size() + kRun - 1) / kRun;
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t run = next++; run < runs; run = next++) fill(run * kRun, std::min(out.size(), (run + 1) * kRun));
+  };
+  std::vector<std::jthread> threads;
+  for (size_t i = 1; i < std::min<size_t>(runs, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  work();
 }
 
 }  // namespace

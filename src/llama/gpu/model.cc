@@ -471,6 +471,7 @@ void check_gpu() {
 
 std::unique_ptr<Model> model_on_gpu(const Config& config) {
   llama::check(config);
+  check_gpu();
   return std::make_unique<Model>(std::make_unique<ModelOnGpu>(config));
 }
 
