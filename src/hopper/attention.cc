@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,7 +24,7 @@ namespace {
 using llama::AttentionShape;
 
 void check(fe::error_t error, const std::string& what) {
-  if (error.is_bad()) throw DeviceError(fmt::format("{}: cuDNN says: {}", what, error.get_message()));
+  if (error.is_bad()) throw DeviceError(fmt::format("{}: cuDNN says: {}", what, error.err_msg));
 }
 void check(cudnnStatus_t status, const char* what) {
   if (status != CUDNN_STATUS_SUCCESS)
@@ -55,10 +56,12 @@ void check(const AttentionShape& shape) {
 }
 void check(const AttentionBatch& batch) {
   if (batch.tokens <= 0 || batch.documents <= 0 || batch.length <= 0)
-    throw OperandError("batch", fmt::format("of {} tokens, {} documents of {}", batch.tokens, batch.documents, batch.length),
+    throw OperandError("batch",
+                       fmt::format("of {} tokens, {} documents of {}", batch.tokens, batch.documents, batch.length),
                        "at least one of each");
   if (!batch.ragged && batch.tokens != batch.documents * batch.length)
-    throw OperandError("batch", fmt::format("of {} tokens, {} documents of {}", batch.tokens, batch.documents, batch.length),
+    throw OperandError("batch",
+                       fmt::format("of {} tokens, {} documents of {}", batch.tokens, batch.documents, batch.length),
                        "as many tokens as its documents have, or to be ragged");
 }
 template <class T>
@@ -106,14 +109,29 @@ Part backward_part(const AttentionShape& shape, const AttentionBatch& batch) {
 }
 
 /// Names of a plan's tensors.
-enum Id : int64_t { kQ = 1, kK, kV, kOut, kLogSumExp, kDOut, kDQ, kDK, kDV, kLengths, kQkvStarts, kOutStarts, kLogSumExpStarts };
+enum Id : int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kOut,
+  kLogSumExp,
+  kDOut,
+  kDQ,
+  kDK,
+  kDV,
+  kLengths,
+  kQkvStarts,
+  kOutStarts,
+  kLogSumExpStarts
+};
 using Addresses = std::unordered_map<int64_t, void*>;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 /// cuDNN's graph of one launch.
 class Builder {
  public:
-  Builder(const AttentionShape& shape, const AttentionBatch& batch, Part part) : shape_(shape), batch_(batch), part_(part) {
+  Builder(const AttentionShape& shape, const AttentionBatch& batch, Part part)
+      : shape_(shape), batch_(batch), part_(part) {
     graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT)
@@ -140,10 +158,9 @@ class Builder {
     mask(options);
     fe::graph::Tensor_attributes log_sum_exp;
     lay_out_log_sum_exp(log_sum_exp.set_name("log_sum_exp").set_uid(kLogSumExp));
-    auto [d_q, d_k, d_v] =
-        graph_->sdpa_backward(q(), k(), v(), input("out", kOut, heads(), shape_.query_width(), out_starts_),
-                              input("d_out", kDOut, heads(), shape_.query_width(), out_starts_),
-                              graph_->tensor(log_sum_exp), options);
+    auto [d_q, d_k, d_v] = graph_->sdpa_backward(
+        q(), k(), v(), input("out", kOut, heads(), shape_.query_width(), out_starts_),
+        input("d_out", kDOut, heads(), shape_.query_width(), out_starts_), graph_->tensor(log_sum_exp), options);
     lay_out(d_q->set_output(true).set_uid(kDQ), heads(), shape_.qkv_width(), qkv_starts_);
     lay_out(d_k->set_output(true).set_uid(kDK), part_.kv_heads, shape_.qkv_width(), qkv_starts_);
     lay_out(d_v->set_output(true).set_uid(kDV), part_.kv_heads, shape_.qkv_width(), qkv_starts_);
@@ -320,7 +337,15 @@ Attention::Attention(const Gpu& gpu, const AttentionShape& shape, const Attentio
   check(batch);
   load_cudnn();
   const DeviceGuard current(gpu.device());
-  plans_ = guarded("attention's plans", [&] { return std::make_unique<Plans>(shape, batch, backward); });
+  // cuDNN refuses plans for a single query and key; documents of one token are ragged ones of up to two.
+  AttentionBatch planned = batch;
+  planned.length = std::max<int64_t>(batch.length, 2);
+  planned.ragged = batch.ragged || batch.length == 1;
+  plans_ = guarded("attention's plans", [&] { return std::make_unique<Plans>(shape, planned, backward); });
+  if (batch.ragged || !planned.ragged) return;
+  std::vector<int64_t> starts(static_cast<size_t>(batch.documents) + 1);
+  std::iota(starts.begin(), starts.end(), 0);
+  set_documents(gpu, starts);
 }
 Attention::~Attention() = default;
 Attention::Attention(Attention&&) noexcept = default;
@@ -399,11 +424,10 @@ void Attention::backward(const Gpu& gpu, Matrix<const bf16> qkv, Matrix<const bf
       const int64_t v = k + p.shape.kv_width();
       const int64_t o = token * p.shape.query_width() + head * p.shape.head_dim;
       const int64_t sums = token * p.shape.heads + head * (p.batch.ragged ? 1 : p.batch.length);
-      Addresses addresses{{kQ, address(qkv.data, q)},       {kK, address(qkv.data, k)},
-                          {kV, address(qkv.data, v)},       {kOut, address(out.data, o)},
-                          {kDOut, address(d_out.data, o)},  {kLogSumExp, address(log_sum_exp, sums)},
-                          {kDQ, address(d_qkv.data, q)},    {kDK, address(d_qkv.data, k)},
-                          {kDV, address(d_qkv.data, v)}};
+      Addresses addresses{
+          {kQ, address(qkv.data, q)},    {kK, address(qkv.data, k)},      {kV, address(qkv.data, v)},
+          {kOut, address(out.data, o)},  {kDOut, address(d_out.data, o)}, {kLogSumExp, address(log_sum_exp, sums)},
+          {kDQ, address(d_qkv.data, q)}, {kDK, address(d_qkv.data, k)},   {kDV, address(d_qkv.data, v)}};
       if (p.batch.ragged) p.part_table().add_addresses(p.table_of_part(i), addresses);
       guarded("attention's backward pass", [&] { p.run(gpu, *p.backward, addresses, "attention's backward pass"); });
     }

@@ -22,8 +22,8 @@ namespace {
 constexpr size_t kNeededMajor = 9, kNeededMinor = 19;  // what attention is tested with
 constexpr const char* kFile = "libcudnn.so.9";
 constexpr const char* kRemedy =
-    "pip install 'nvidia-cudnn-cu13>=9.19' and set CODA_CUDNN to its site-packages/nvidia/cudnn/lib/libcudnn.so.9, or put a folder "
-    "with libcudnn.so.9 on LD_LIBRARY_PATH";
+    "pip install 'nvidia-cudnn-cu13>=9.19' and set CODA_CUDNN to its site-packages/nvidia/cudnn/lib/libcudnn.so.9, or "
+    "put a folder with libcudnn.so.9 on LD_LIBRARY_PATH";
 
 /// Where libcudnn.so.9 may be, in order.
 std::vector<std::string> places() {
@@ -55,8 +55,9 @@ void* load() {
   if (version < kNeededMajor * 10000 + kNeededMinor * 100) {
     Dl_info where{};
     const char* file = dladdr(reinterpret_cast<void*>(get_version), &where) != 0 ? where.dli_fname : kFile;
-    throw DeviceError(fmt::format("attention on a GPU needs cuDNN {}.{} or newer; {} is of version {}.{}.{}: {}", kNeededMajor,
-                                  kNeededMinor, file, version / 10000, version / 100 % 100, version % 100, kRemedy));
+    throw DeviceError(fmt::format("attention on a GPU needs cuDNN {}.{} or newer; {} is of version {}.{}.{}: {}",
+                                  kNeededMajor, kNeededMinor, file, version / 10000, version / 100 % 100, version % 100,
+                                  kRemedy));
   }
   return handle;
 }
