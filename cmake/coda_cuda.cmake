@@ -30,6 +30,7 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.3)
 endif()
 find_package(CUDAToolkit REQUIRED)
 include(cmake/coda_cutlass.cmake)
+include(cmake/coda_cudnn.cmake)
 # An nvcc takes up to 2 GB.
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=2)
 
@@ -41,7 +42,7 @@ set_target_properties(coda_hopper PROPERTIES
   JOB_POOL_COMPILE nvcc OPTIMIZE_DEPENDENCIES ON
   CUDA_COMPILER_LAUNCHER "${launcher}")
 target_include_directories(coda_hopper PRIVATE src)
-target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass fmt::fmt)
+target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass coda_cudnn ${CMAKE_DL_LIBS} fmt::fmt)
 # Kernels are fast and without checks whatever the configuration. 554: nvcc warns of a conversion that its own constraint excludes.
 set(coda_cuda_options
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-DNDEBUG;--expt-relaxed-constexpr;--prec-div=false;-Xptxas=-v;-diag-suppress=554>")
@@ -76,11 +77,11 @@ endif()
 # Run by hand on a machine with a GPU: cmake --build build --target coda_gpu_tests, then build/test/gpu/…
 if(CODA_BUILD_TESTS)
   add_custom_target(coda_gpu_tests)
-  foreach(name calls elementwise loss map model)
+  foreach(name attention calls elementwise loss map model)
     add_executable(gpu_${name}_test EXCLUDE_FROM_ALL test/gpu/${name}_test.cc)
     set_target_properties(gpu_${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/test/gpu)
     target_include_directories(gpu_${name}_test PRIVATE src test)
-    target_link_libraries(gpu_${name}_test PRIVATE coda_hopper coda)
+    target_link_libraries(gpu_${name}_test PRIVATE coda_hopper coda fmt::fmt)
     add_dependencies(coda_gpu_tests gpu_${name}_test)
   endforeach()
   # A model is made through a weak reference, which draws nothing out of an archive.
@@ -89,4 +90,3 @@ if(CODA_BUILD_TESTS)
   target_compile_options(gpu_map_test PRIVATE "${coda_cuda_options}")
   set_target_properties(gpu_map_test PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static)
 endif()
-set_source_files_properties(src/hopper/attention.cc src/hopper/cudnn.cc PROPERTIES COMPILE_DEFINITIONS NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -336,7 +337,15 @@ Attention::Attention(const Gpu& gpu, const AttentionShape& shape, const Attentio
   check(batch);
   load_cudnn();
   const DeviceGuard current(gpu.device());
-  plans_ = guarded("attention's plans", [&] { return std::make_unique<Plans>(shape, batch, backward); });
+  // cuDNN refuses plans for a single query and key; documents of one token are ragged ones of up to two.
+  AttentionBatch planned = batch;
+  planned.length = std::max<int64_t>(batch.length, 2);
+  planned.ragged = batch.ragged || batch.length == 1;
+  plans_ = guarded("attention's plans", [&] { return std::make_unique<Plans>(shape, planned, backward); });
+  if (batch.ragged || !planned.ragged) return;
+  std::vector<int64_t> starts(static_cast<size_t>(batch.documents) + 1);
+  std::iota(starts.begin(), starts.end(), 0);
+  set_documents(gpu, starts);
 }
 Attention::~Attention() = default;
 Attention::Attention(Attention&&) noexcept = default;

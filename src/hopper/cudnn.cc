@@ -23,8 +23,7 @@ constexpr size_t kNeededMajor = 9, kNeededMinor = 19;  // what attention is test
 constexpr const char* kFile = "libcudnn.so.9";
 constexpr const char* kRemedy =
     "pip install 'nvidia-cudnn-cu13>=9.19' and set CODA_CUDNN to its site-packages/nvidia/cudnn/lib/libcudnn.so.9, or "
-    "put a folder "
-    "with libcudnn.so.9 on LD_LIBRARY_PATH";
+    "put a folder with libcudnn.so.9 on LD_LIBRARY_PATH";
 
 /// Where libcudnn.so.9 may be, in order.
 std::vector<std::string> places() {
