@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "coda/gemm.h"
 
@@ -72,6 +73,7 @@ struct HopperProduct {
   int device, multiprocessors;
   int swizzle;   // tiles that run side by side across the raster's direction: 1, 2, 4 or 8
   bool along_m;  // consecutive tiles go down a column of tiles
+  bool early;    // starts while the kernel in front of it ends, and waits for it before it reads (programmatic dependent launch)
 };
 
 /// One launch of a program over a stored matrix [M, N] of float or bf16, whatever the alignment.
@@ -93,6 +95,7 @@ struct HopperKernel {
 struct HopperKernels {
   std::span<const HopperKernel> products;
   int (*map)(const HopperMap&);
+  std::string_view name{};  // as CODA_HOPPER_PROGRAM spells the program: what tuned plans are kept under
 };
 /// Defined by CODA_HOPPER_PROGRAM in a .cu file.
 template <class P>

@@ -28,7 +28,8 @@ void launch(const Gpu& gpu, const Factor& a, const Factor& b, const void* progra
                                     .device = gpu.device(),
                                     .multiprocessors = gpu.multiprocessors(),
                                     .swizzle = plan.swizzle,
-                                    .along_m = plan.along_m}));
+                                    .along_m = plan.along_m,
+                                    .early = true}));
 }
 
 /// x, or its copy in memory.

@@ -136,7 +136,7 @@ struct Product {
   }
   static int launch(const HopperProduct& product) {
     using Order = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90Params::RasterOrderOptions;
-    const auto& [a, b, program, stream, device, multiprocessors, swizzle, along_m] = product;
+    const auto& [a, b, program, stream, device, multiprocessors, swizzle, along_m, early] = product;
     typename Kernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.depth), 1},
@@ -151,7 +151,10 @@ struct Product {
     if (const cudaError_t error = cudaFuncSetAttribute(
             cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
       return error;
-    if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream) != cutlass::Status::kSuccess)
+    // The producer warps wait for the kernel in front (CUTLASS_ENABLE_GDC_FOR_SM90); consumers read nothing before they have
+    // something of the producers.
+    if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream, nullptr, early) !=
+        cutlass::Status::kSuccess)
       return cudaErrorLaunchFailure;
     return cudaSuccess;
   }
@@ -180,12 +183,18 @@ void add_kernels(std::vector<coda::detail::HopperKernel>& kernels) {
   }
 }
 template <class P, unsigned kForms, HopperTile kTile>
-std::vector<coda::detail::HopperKernel> product_kernels() {
-  static_assert(std::is_same_v<coda::detail::element_of<P>, bf16>, "the GPU engine's activations are bf16");
-  std::vector<coda::detail::HopperKernel> kernels;
+void add_forms(std::vector<coda::detail::HopperKernel>& kernels) {
   add_kernels<P, Form::TN, kForms, TN, kTile>(kernels);
   add_kernels<P, Form::NN, kForms, NN, kTile>(kernels);
   add_kernels<P, Form::NT, kForms, NT, kTile>(kernels);
+}
+/// kForms with tiles of kTile, then kOtherForms with tiles of kOther.
+template <class P, unsigned kForms, HopperTile kTile, unsigned kOtherForms, HopperTile kOther>
+std::vector<coda::detail::HopperKernel> product_kernels() {
+  static_assert(std::is_same_v<coda::detail::element_of<P>, bf16>, "the GPU engine's activations are bf16");
+  std::vector<coda::detail::HopperKernel> kernels;
+  add_forms<P, kForms, kTile>(kernels);
+  add_forms<P, kOtherForms, kOther>(kernels);
   return kernels;
 }
 
