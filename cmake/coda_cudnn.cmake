@@ -21,7 +21,8 @@ endfunction()
 
 set(frontend_include ${CUDNN_FRONTEND_DIR}/include)
 if(NOT CUDNN_FRONTEND_DIR)
-  set(frontend_include ${PROJECT_BINARY_DIR}/cudnn-frontend-${CODA_CUDNN_FRONTEND_VERSION})
+  # Its headers name each other by ../include.
+  set(frontend_include ${PROJECT_BINARY_DIR}/cudnn-frontend-${CODA_CUDNN_FRONTEND_VERSION}/include)
   coda_fetch_wheel("cudnn-frontend ${CODA_CUDNN_FRONTEND_VERSION}" requirements-cudnn-frontend.txt include ${frontend_include}
     "or set CUDNN_FRONTEND_DIR to a copy of it, the folder with include/cudnn_frontend.h")
 endif()
