@@ -200,11 +200,13 @@ double depth_of_tile(const Product& product, HopperTile tile) {
 }
 
 /// How much longer than the best order this one takes, from the mean of 37 shapes. Tiles run along rows of clusters, so many rows side by
-/// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides.
+/// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides
+/// (of the vocabulary's product; NN and NT had the same order of orders there as elsewhere).
 double excess_of_order(const Product& product, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
   if (order.along_m) return product.form == Form::NT ? 1.17 : 1.33;
-  if (product.shape.n * product.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2) return 1 + 0.15 / order.swizzle;
+  if (product.form == Form::TN && product.shape.n * product.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
+    return 1 + 0.15 / order.swizzle;
   const int i = order.swizzle == 1 ? 0 : order.swizzle == 2 ? 1 : order.swizzle == 4 ? 2 : 3;
   constexpr double kExcess[3][4] = {
       {1.020, 1.025, 1.013, 1.017}, {1.009, 1.006, 1.023, 1.040}, {1.012, 1.012, 1.026, 1.094}};
@@ -276,9 +278,9 @@ std::vector<Candidate> candidates(const Product& product, const HopperKernels& k
     if (&c == &best) continue;
     c.reason = fmt::format("+{:.1f} %", 100 * (c.score / best.score - 1));
     if (tile != best_tile)
-      c.reason += fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(product, tile),
-                              depth_of_tile(product, tile), waves(product, best_tile),
-                              depth_of_tile(product, best_tile));
+      c.reason +=
+          fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(product, tile),
+                      depth_of_tile(product, tile), waves(product, best_tile), depth_of_tile(product, best_tile));
     const double excess = excess_of_order(product, c.order), least = excess_of_order(product, best.order);
     if (excess != least)
       c.reason += fmt::format("{} its order took {:.3f} of the best order's time, against {:.3f}",
@@ -309,8 +311,7 @@ Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const 
   if (const TunedPlan* entry = tuned.find(card, kernels.name, product.form, product.shape))
     for (const HopperKernel& kernel : kernels.products)
       if (kernel.form == product.form && kernel.tile == entry->tile && is_legal(product, entry->tile, entry->order))
-        return {
-            .kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
+        return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
   Plan plan = untuned(product, kernels);
   if (plan.kernel == nullptr) plan.reason = "a reduction of the program is wider than every tile";
   return plan;

@@ -85,8 +85,7 @@ void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const Program
   check_product(a, b, program);
   hopper::check_factors(a, b, kernels);
   if (a.rows == 0 || b.rows == 0) return;  // no accumulators, and outputs of no elements
-  const Plan plan =
-      hopper::choose(a, b, program, kernels, gpu.multiprocessors(), gpu.name(), hopper::tuned_plans());
+  const Plan plan = hopper::choose(a, b, program, kernels, gpu.multiprocessors(), gpu.name(), hopper::tuned_plans());
   const DeviceGuard guard(gpu.device());
   if (plan.kernel != nullptr) {
     launch(gpu, a, b, program.program, plan);
