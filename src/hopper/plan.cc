@@ -201,7 +201,7 @@ double depth_of_tile(const Product& product, HopperTile tile) {
 
 /// How much longer than the best order this one takes, from the mean of 37 shapes. Tiles run along rows of clusters, so many rows side by
 /// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides
-/// (of the vocabulary's product; NN and NT had the same order of orders there as elsewhere).
+/// (measured of the vocabulary's product, which is TN).
 double excess_of_order(const Product& product, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
   if (order.along_m) return product.form == Form::NT ? 1.17 : 1.33;
