@@ -177,7 +177,7 @@ int run(const Arguments& arguments, const Programs& programs) {
     for (const Row& row : derivative.verify(arguments.plan.seed)) table.add(row);
   }
   table.title(on_cpu ? "bitwise repetition: each call again, and on 2, 3 or 5 threads"
-                     : "bitwise repetition: each call 20 times, and by each size of tiles");
+                     : "bitwise repetition: each call 20 times, and by every plan");
   for (const Row& row : repetitions) table.add(row);
 
   const auto failed = std::ranges::count_if(table.rows(), [](const Row& row) { return !row.passed(); });

@@ -1,7 +1,8 @@
 # The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
 # everything else builds without nvcc.
 file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc src/llama/gpu/*.cc)
-list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc)  # it needs no GPU, and is in coda
+# These need no GPU, and are in coda.
+list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc ${PROJECT_SOURCE_DIR}/src/hopper/plan_cache.cc)
 file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
 if(NOT CODA_CUDA)
   return()

@@ -73,7 +73,7 @@ struct HopperProduct {
   int device, multiprocessors;
   int swizzle;   // tiles that run side by side across the raster's direction: 1, 2, 4 or 8
   bool along_m;  // consecutive tiles go down a column of tiles
-  bool early;    // starts while the kernel in front of it ends, and waits for it before it reads (programmatic dependent launch)
+  bool early;    // programmatic dependent launch: starts as the kernel in front ends, and waits for it before it reads
 };
 
 /// One launch of a program over a stored matrix [M, N] of float or bf16, whatever the alignment.

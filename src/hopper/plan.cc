@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "align.h"
 #include "operand_shape.h"
+#include "plan_cache.h"
 
 namespace coda::hopper {
 
@@ -139,42 +143,184 @@ Workspace workspace_of(const Factor& a, const Factor& b) {
           .accumulators = round_up(a.rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
 }
 
+double loaded_tiles(std::span<const Field> fields) {
+  double widths = 0;
+  for (const Field& field : fields) {
+    if (field.direction != Direction::in) continue;
+    if (field.kind == Kind::tile) widths += 1;
+    if (field.kind == Kind::half_tile) widths += 0.5;
+    if (field.kind == Kind::double_tile) widths += 2;
+  }
+  return widths;
+}
+
+Product product_of(const Factor& a, const Factor& b, const ProgramInfo& program, int multiprocessors) {
+  double widths = 0;
+  for (const Operand& operand : program.operands) widths += loaded_tiles({&operand.field, 1});
+  return {.form = *form_of(a, b),
+          .shape = {a.rows, b.rows, a.depth},
+          .loaded_tiles = widths,
+          .multiprocessors = multiprocessors};
+}
+
 namespace {
 
-/// Tiles run along rows of clusters (of two tiles), so many rows side by side: what is read of b is read once for all of them. Of eight
-/// orders this is within 4 % of the best for 37 shapes, 1 % in the geometric mean (docs/measurements.md); tiles down the columns are up
-/// to 50 % slower. A number that does not divide the rows makes CUTLASS add empty ones.
-int swizzle_for(Form form, int64_t m, HopperTile tile, const Factor& b) {
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int kClusterRows = 2;  // tiles of a cluster, one below the other
+
+int64_t rows_of_clusters(const Product& product, HopperTile tile) {
+  return ceil_div(product.shape.m, int64_t{kClusterRows} * size_of(tile).rows);
+}
+int64_t columns_of_clusters(const Product& product, HopperTile tile) {
+  return ceil_div(product.shape.n, size_of(tile).cols);
+}
+
+/// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where nothing hides it. Pingpong
+/// tiles hide it under the other warp group's main loop, which cooperative tiles cannot; those read less shared memory for a product,
+/// which shows where a is not transposed and b neither: 1.07 of pingpong's time at K = 2048, 0.97 at 22016 (0.97 K + 220). A
+/// tile that the program loads costs them as much again (Residual 1.06 to 1.18, SwiGluBackward 1.33 at K = 2048).
+double depth_of_tile(const Product& product, HopperTile tile) {
+  const auto k = static_cast<double>(product.shape.k);
+  constexpr double kLoad = 240;
+  const double exposed = (product.form == Form::TN ? 220 : 150) + kLoad * product.loaded_tiles;
+  switch (tile) {
+    case HopperTile::pingpong_128x128:
+    case HopperTile::pingpong_64x256:
+      return k;
+    case HopperTile::cooperative_128x128:
+      return k + 2 * exposed;
+    case HopperTile::cooperative_128x256:
+    case HopperTile::cooperative_256x128:
+      break;
+  }
+  return (product.form == Form::TN ? 0.965 : 1.0) * k + exposed;
+}
+
+/// How much longer than the best order this one takes, from the mean of 37 shapes. Tiles run along rows of clusters, so many rows side by
+/// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides
+/// (measured of the vocabulary's product, which is TN).
+double excess_of_order(const Product& product, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
-  const int64_t bytes_of_b = b.rows * b.depth * int64_t{sizeof(bf16)};
-  const int64_t cluster_rows = (m + 2 * size_of(tile).rows - 1) / (2 * size_of(tile).rows);
-  int swizzle = form != Form::TN ? 2 : bytes_of_b > kFarBeyondL2 ? 8 : 4;
-  while (cluster_rows % swizzle != 0) swizzle /= 2;
-  return swizzle;
+  if (order.along_m) return product.form == Form::NT ? 1.17 : 1.33;
+  if (product.form == Form::TN && product.shape.n * product.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
+    return 1 + 0.15 / order.swizzle;
+  const int i = order.swizzle == 1 ? 0 : order.swizzle == 2 ? 1 : order.swizzle == 4 ? 2 : 3;
+  constexpr double kExcess[3][4] = {
+      {1.020, 1.025, 1.013, 1.017}, {1.009, 1.006, 1.023, 1.040}, {1.012, 1.012, 1.026, 1.094}};
+  return kExcess[static_cast<int>(product.form)][i];
 }
 
 }  // namespace
 
-Plan plan_of_kernel(Form form, int64_t m, const Factor& b, const HopperKernels& kernels) {
-  for (const HopperKernel& kernel : kernels.products) {
-    if (kernel.form != form) continue;
-    const int swizzle = swizzle_for(form, m, kernel.tile, b);
-    return {.kernel = &kernel,
-            .swizzle = swizzle,
-            .reason = fmt::format("{} tiles, {} rows of clusters side by side", name(kernel.tile), swizzle)};
-  }
-  return {};
+int64_t waves(const Product& product, HopperTile tile) {
+  return ceil_div(rows_of_clusters(product, tile) * columns_of_clusters(product, tile),
+                  std::max(1, product.multiprocessors / kClusterRows));
 }
 
-Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
-  if (a.depth == 0) return {.reason = "there is nothing to multiply"};
+double score(const Product& product, HopperTile tile, Order order) {
+  const double area = size_of(tile).rows * size_of(tile).cols / (128.0 * 128.0);
+  return static_cast<double>(waves(product, tile)) * area * depth_of_tile(product, tile) *
+         excess_of_order(product, order);
+}
+
+bool is_legal(const Product& product, HopperTile tile, Order order) {
+  const int64_t clusters = order.along_m ? columns_of_clusters(product, tile) : rows_of_clusters(product, tile);
+  return clusters % order.swizzle == 0;
+}
+
+std::string obstacle(const Product& product, HopperTile tile, Order order) {
+  if (is_legal(product, tile, order)) return {};
+  return fmt::format("{} {} of clusters are not a multiple of {}: CUTLASS would add empty ones",
+                     order.along_m ? columns_of_clusters(product, tile) : rows_of_clusters(product, tile),
+                     order.along_m ? "columns" : "rows", order.swizzle);
+}
+
+std::string text_of(HopperTile tile, Order order) {
+  return fmt::format("{}, {} {} of clusters side by side", name(tile), order.swizzle,
+                     order.along_m ? "columns" : "rows");
+}
+
+Plan untuned(const Product& product, const HopperKernels& kernels) {
+  Plan best;
+  double least = 0;
+  for (const HopperKernel& kernel : kernels.products) {
+    if (kernel.form != product.form) continue;
+    for (const Order order : kOrders) {
+      if (!is_legal(product, kernel.tile, order)) continue;
+      const double time = score(product, kernel.tile, order);
+      if (best.kernel != nullptr && time >= least) continue;
+      best = {.kernel = &kernel, .swizzle = order.swizzle, .along_m = order.along_m};
+      least = time;
+    }
+  }
+  return best;
+}
+
+std::vector<Candidate> candidates(const Product& product, const HopperKernels& kernels) {
+  std::vector<Candidate> all;
+  for (const HopperKernel& kernel : kernels.products) {
+    if (kernel.form != product.form) continue;
+    for (const Order order : kOrders)
+      all.push_back({.kernel = &kernel,
+                     .order = order,
+                     .legal = is_legal(product, kernel.tile, order),
+                     .score = score(product, kernel.tile, order),
+                     .reason = obstacle(product, kernel.tile, order)});
+  }
+  std::ranges::stable_sort(all, {}, [](const Candidate& c) { return std::pair(!c.legal, c.score); });
+  for (Candidate& c : all) {
+    if (!c.legal) continue;
+    const Candidate& best = all.front();
+    const HopperTile tile = c.kernel->tile, best_tile = best.kernel->tile;
+    if (&c == &best) continue;
+    c.reason = fmt::format("+{:.1f} %", 100 * (c.score / best.score - 1));
+    if (tile != best_tile)
+      c.reason +=
+          fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(product, tile),
+                      depth_of_tile(product, tile), waves(product, best_tile), depth_of_tile(product, best_tile));
+    const double excess = excess_of_order(product, c.order), least = excess_of_order(product, best.order);
+    if (excess != least)
+      c.reason += fmt::format("{} its order took {:.3f} of the best order's time, against {:.3f}",
+                              tile != best_tile ? ";" : ":", excess, least);
+  }
+  return all;
+}
+
+namespace {
+
+/// Why no fused kernel can run the call; empty if one can.
+std::string obstacle_to_fusing(const Factor& a, const Factor& b, const ProgramInfo& program) {
+  if (a.depth == 0) return "there is nothing to multiply";
   std::string reason = obstacle("a", a);
   if (reason.empty()) reason = obstacle("b", b);
   for (const Operand& operand : program.operands)
     if (reason.empty()) reason = obstacle(operand);
-  if (!reason.empty()) return {.reason = reason};
-  const Plan plan = plan_of_kernel(*form_of(a, b), a.rows, b, kernels);
-  return plan.kernel != nullptr ? plan : Plan{.reason = "a reduction of the program is wider than every tile"};
+  return reason;
+}
+
+}  // namespace
+
+Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
+            int multiprocessors, std::string_view card, const TunedPlans& tuned) {
+  std::string reason = obstacle_to_fusing(a, b, program);
+  if (!reason.empty()) return {.reason = std::move(reason)};
+  const Product product = product_of(a, b, program, multiprocessors);
+  if (const TunedPlan* entry = tuned.find(card, kernels.name, product.form, product.shape))
+    for (const HopperKernel& kernel : kernels.products)
+      if (kernel.form == product.form && kernel.tile == entry->tile && is_legal(product, entry->tile, entry->order))
+        return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
+  Plan plan = untuned(product, kernels);
+  if (plan.kernel == nullptr) plan.reason = "a reduction of the program is wider than every tile";
+  return plan;
+}
+
+Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
+  constexpr int kOfAnH200 = 132;
+  static const TunedPlans none;
+  return choose(a, b, program, kernels, kOfAnH200, {}, none);
 }
 
 }  // namespace coda::hopper

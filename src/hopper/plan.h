@@ -1,8 +1,12 @@
 // How a product of the GPU engine is run: fused in one of the program's kernels, or in two passes through the workspace. Nothing
 // here needs a GPU.
 #pragma once
+#include <compare>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "coda/gpu.h"
 
@@ -24,12 +28,59 @@ std::optional<coda::detail::Form> form_of(const coda::detail::Factor& a, const c
 std::string obstacle(const std::string& name, const coda::detail::Factor& x);
 std::string obstacle(const coda::detail::Operand& operand);
 
+/// A product's sizes: accumulators m × n, over a depth of k.
+struct Shape {
+  int64_t m, n, k;
+  bool operator==(const Shape&) const = default;
+  auto operator<=>(const Shape&) const = default;
+};
+
+/// How a fused kernel is run. Any plan of a call leaves the same bits.
 struct Plan {
   const coda::detail::HopperKernel* kernel = nullptr;  // null: two passes
   int swizzle = 1;
   bool along_m = false;
-  std::string reason;  // for this kernel, or against every fused one
+  bool tuned = false;
+  std::string reason{};  // against every fused kernel; empty with one
 };
+
+/// An order of tiles that plans choose from.
+struct Order {
+  int swizzle;
+  bool along_m;
+};
+inline constexpr Order kOrders[] = {{8, false}, {4, false}, {2, false}, {1, false}, {8, true}, {1, true}};
+
+/// What a plan is chosen for.
+struct Product {
+  coda::detail::Form form;
+  Shape shape;
+  double loaded_tiles;  // that the program reads beside the accumulators, of their width
+  int multiprocessors;
+};
+Product product_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
+                   const coda::detail::ProgramInfo& program, int multiprocessors);
+double loaded_tiles(std::span<const Field> fields);
+
+/// Waves of tiles over the multiprocessors, two tiles a cluster.
+int64_t waves(const Product& product, coda::detail::HopperTile tile);
+/// Time that a plan is predicted to take, in units of no meaning beyond one product: waves times the cost of a tile times how much longer
+/// its order took than the best one. Every factor is a measurement (docs/measurements.md).
+double score(const Product& product, coda::detail::HopperTile tile, Order order);
+/// Why an order cannot be taken, in words; empty if it can.
+std::string obstacle(const Product& product, coda::detail::HopperTile tile, Order order);
+bool is_legal(const Product& product, coda::detail::HopperTile tile, Order order);
+
+/// A kernel in an order, and what it lost by.
+struct Candidate {
+  const coda::detail::HopperKernel* kernel;
+  Order order;
+  bool legal;
+  double score;
+  std::string reason;
+};
+/// All of the form, the legal ones first, best first.
+std::vector<Candidate> candidates(const Product& product, const coda::detail::HopperKernels& kernels);
 
 /// What the GPU engine refuses besides what every engine does (call_check.h): factors of float or of 2^31 rows, forms that the program
 /// was not compiled for. Throws OperandError.
@@ -54,12 +105,19 @@ constexpr StoredSize stored_size(const coda::detail::Factor& x) {
   return x.transposed ? StoredSize{x.depth, x.rows} : StoredSize{x.rows, x.depth};
 }
 
-/// The kernel for a form and how it goes through its tiles; none if the program has no kernel of the form.
-Plan plan_of_kernel(coda::detail::Form form, int64_t m, const coda::detail::Factor& b,
-                    const coda::detail::HopperKernels& kernels);
+/// The best of the candidates; no kernel if the program has none of the form.
+Plan untuned(const Product& product, const coda::detail::HopperKernels& kernels);
 
-/// How this call is run. The call has been checked.
+class TunedPlans;
+
+/// How this call is run on a card: as it was tuned, where that is a candidate, or untuned. The call has been checked.
+Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
+            const coda::detail::HopperKernels& kernels, int multiprocessors, std::string_view card,
+            const TunedPlans& tuned);
+/// The same where only that it is fused or not matters: of no card, untuned.
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
             const coda::detail::HopperKernels& kernels);
+/// "cooperative 128x256, 4 rows of clusters side by side".
+std::string text_of(coda::detail::HopperTile tile, Order order);
 
 }  // namespace coda::hopper

@@ -7,7 +7,8 @@
 #include "coda/gpu.h"
 #include "coda/programs/store.h"
 #include "device_guard.h"
-#include "plan.h"
+#include "plan_cache.h"
+#include "product.h"
 
 namespace coda::detail {
 
@@ -58,7 +59,11 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
     // What is written past the last column is the workspace's too.
     const Store<Tensors<bf16>, float> store{.out = accumulators};
     launch(gpu, moved_a, moved_b, &store,
-           hopper::plan_of_kernel(*hopper::form_of(a, b), m, moved_b, hopper_kernels<Store<Tensors<bf16>, float>>()));
+           hopper::untuned({.form = *hopper::form_of(a, b),
+                            .shape = {m, n, a.depth},
+                            .loaded_tiles = 0,
+                            .multiprocessors = gpu.multiprocessors()},
+                           hopper_kernels<Store<Tensors<bf16>, float>>()));
   }
   check_launch(kernels.map({.x = factor(accumulators),
                             .operands = program.operands,
@@ -80,7 +85,7 @@ void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const Program
   check_product(a, b, program);
   hopper::check_factors(a, b, kernels);
   if (a.rows == 0 || b.rows == 0) return;  // no accumulators, and outputs of no elements
-  const Plan plan = hopper::choose(a, b, program, kernels);
+  const Plan plan = hopper::choose(a, b, program, kernels, gpu.multiprocessors(), gpu.name(), hopper::tuned_plans());
   const DeviceGuard guard(gpu.device());
   if (plan.kernel != nullptr) {
     launch(gpu, a, b, program.program, plan);
@@ -105,3 +110,13 @@ void run_map(const Gpu& gpu, const Factor& tile, const ProgramInfo& program, con
 }
 
 }  // namespace coda::detail
+
+namespace coda::hopper {
+
+void run_fused(const Gpu& gpu, const coda::detail::Factor& a, const coda::detail::Factor& b,
+               const coda::detail::ProgramInfo& program, const Plan& plan) {
+  const DeviceGuard guard(gpu.device());
+  coda::detail::launch(gpu, a, b, program.program, plan);
+}
+
+}  // namespace coda::hopper

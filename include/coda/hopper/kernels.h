@@ -20,13 +20,13 @@
 #define CODA_HOPPER_PROGRAM_AND(other, other_forms, forms, ...) \
   CODA_HOPPER_PROGRAM_TILES(pingpong_128x128, forms, other, other_forms, __VA_ARGS__)
 
-#define CODA_HOPPER_PROGRAM_TILES(tile, forms, other, other_forms, ...)                                           \
-  template <>                                                                                                     \
-  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                                \
-    using namespace coda::hopper;                                                                                 \
-    using enum coda::detail::HopperTile;                                                                          \
-    static const auto products = product_kernels<__VA_ARGS__, (forms), tile, (other_forms), other>();             \
-    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>, #__VA_ARGS__};   \
-    return kernels;                                                                                               \
-  }                                                                                                               \
+#define CODA_HOPPER_PROGRAM_TILES(tile, forms, other, other_forms, ...)                                         \
+  template <>                                                                                                   \
+  const coda::detail::HopperKernels& coda::detail::hopper_kernels<__VA_ARGS__>() {                              \
+    using namespace coda::hopper;                                                                               \
+    using enum coda::detail::HopperTile;                                                                        \
+    static const auto products = product_kernels<__VA_ARGS__, (forms), tile, (other_forms), other>();           \
+    static const coda::detail::HopperKernels kernels{products, &mapped::launch_map<__VA_ARGS__>, #__VA_ARGS__}; \
+    return kernels;                                                                                             \
+  }                                                                                                             \
   static_assert(true)

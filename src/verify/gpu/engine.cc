@@ -10,6 +10,7 @@
 #include "coda/gpu.h"
 #include "hopper/device_memory.h"
 #include "hopper/plan.h"
+#include "hopper/product.h"
 
 namespace coda::verify {
 
@@ -86,8 +87,25 @@ class HopperEngine : public Engine {
     if (all.empty()) all.push_back(any("by its own choice"));
     return all;
   }
-  std::vector<Way> again(AnyCase& /*c*/, Random& /*random*/) override {
-    return std::vector<Way>(kRuns - 1, any("again"));
+  std::vector<Way> again(AnyCase& c, Random& /*random*/) override {
+    std::vector<Way> all(kRuns - 1, any("again"));
+    c.with_call([](const void* address) { return address; },
+                [&](const Call& call) {
+                  // Not what runs in two passes.
+                  if (call.is_map || call.a.rows == 0 || call.b.rows == 0 || call.a.depth == 0 ||
+                      hopper::choose(call.a, call.b, call.program, *call.hopper).kernel == nullptr)
+                    return;
+                  for (const hopper::Candidate& candidate : hopper::candidates(
+                           hopper::product_of(call.a, call.b, call.program, gpu_.multiprocessors()), *call.hopper))
+                    if (candidate.legal)
+                      all.push_back({"by " + hopper::text_of(candidate.kernel->tile, candidate.order),
+                                     [this, plan = hopper::Plan{.kernel = candidate.kernel,
+                                                                .swizzle = candidate.order.swizzle,
+                                                                .along_m = candidate.order.along_m}](AnyCase& it) {
+                                       run(it, {}, plan);
+                                     }});
+                });
+    return all;
   }
 
  private:
@@ -96,7 +114,7 @@ class HopperEngine : public Engine {
     return {name, [this](AnyCase& c) { run(c, {}); }};
   }
 
-  void run(AnyCase& c, std::optional<HopperTile> tile) {
+  void run(AnyCase& c, std::optional<HopperTile> tile, const hopper::Plan& plan = {}) {
     c.reset();
     Mirror mirror(c);
     std::optional<Workspace> workspace;
@@ -109,7 +127,9 @@ class HopperEngine : public Engine {
                                          [&](const HopperKernel& k) { return k.tile == *tile; });
                     kernels.products = chosen;
                   }
-                  if (call.is_map) {
+                  if (plan.kernel != nullptr) {
+                    hopper::run_fused(gpu_, call.a, call.b, call.program, plan);
+                  } else if (call.is_map) {
                     coda::detail::run_map(gpu_, call.a, call.program, kernels);
                   } else {
                     const int64_t bytes = coda::detail::product_workspace(call.a, call.b, call.program, kernels);
