@@ -67,12 +67,12 @@ const HopperKernel kTwoTiles[] = {{Form::TN, HopperTile::pingpong_128x128, nullp
                                   {Form::NT, HopperTile::cooperative_128x256, nullptr}};
 const HopperKernels kTwo{kTwoTiles, nullptr};
 
-hopper::Product product(Form form, int64_t m, int64_t n, int64_t k, double loaded = 0) {
+hopper::Problem product(Form form, int64_t m, int64_t n, int64_t k, double loaded = 0) {
   return {.form = form, .shape = {m, n, k}, .loaded_tiles = loaded, .multiprocessors = 132};
 }
 
 TEST(GpuCandidates, AreScoredAsTheyMeasured) {
-  const auto tile = [](const hopper::Product& p) { return hopper::untuned(p, kTwo).kernel->tile; };
+  const auto tile = [](const hopper::Problem& p) { return hopper::untuned(p, kTwo).kernel->tile; };
   // Plain stores, the better of the two where they were more than noise apart (docs/measurements.md).
   for (const auto& [n, k] :
        {std::pair(2048, 2048), {2048, 5632}, {11264, 2048}, {4096, 4096}, {22016, 4096}, {8192, 8192}})

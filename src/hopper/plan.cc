@@ -154,7 +154,7 @@ double loaded_tiles(std::span<const Field> fields) {
   return widths;
 }
 
-Product product_of(const Factor& a, const Factor& b, const ProgramInfo& program, int multiprocessors) {
+Problem problem_of(const Factor& a, const Factor& b, const ProgramInfo& program, int multiprocessors) {
   double widths = 0;
   for (const Operand& operand : program.operands) widths += loaded_tiles({&operand.field, 1});
   return {.form = *form_of(a, b),
@@ -171,21 +171,21 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int kClusterRows = 2;  // tiles of a cluster, one below the other
 
-int64_t rows_of_clusters(const Product& product, HopperTile tile) {
-  return ceil_div(product.shape.m, int64_t{kClusterRows} * size_of(tile).rows);
+int64_t rows_of_clusters(const Problem& problem, HopperTile tile) {
+  return ceil_div(problem.shape.m, int64_t{kClusterRows} * size_of(tile).rows);
 }
-int64_t columns_of_clusters(const Product& product, HopperTile tile) {
-  return ceil_div(product.shape.n, size_of(tile).cols);
+int64_t columns_of_clusters(const Problem& problem, HopperTile tile) {
+  return ceil_div(problem.shape.n, size_of(tile).cols);
 }
 
 /// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where nothing hides it. Pingpong
 /// tiles hide it under the other warp group's main loop, which cooperative tiles cannot; those read less shared memory for a product,
 /// which shows where a is not transposed and b neither: 1.07 of pingpong's time at K = 2048, 0.97 at 22016 (0.97 K + 220). A
 /// tile that the program loads costs them as much again (Residual 1.06 to 1.18, SwiGluBackward 1.33 at K = 2048).
-double depth_of_tile(const Product& product, HopperTile tile) {
-  const auto k = static_cast<double>(product.shape.k);
+double depth_of_tile(const Problem& problem, HopperTile tile) {
+  const auto k = static_cast<double>(problem.shape.k);
   constexpr double kLoad = 240;
-  const double exposed = (product.form == Form::TN ? 220 : 150) + kLoad * product.loaded_tiles;
+  const double exposed = (problem.form == Form::TN ? 220 : 150) + kLoad * problem.loaded_tiles;
   switch (tile) {
     case HopperTile::pingpong_128x128:
     case HopperTile::pingpong_64x256:
@@ -196,45 +196,45 @@ double depth_of_tile(const Product& product, HopperTile tile) {
     case HopperTile::cooperative_256x128:
       break;
   }
-  return (product.form == Form::TN ? 0.965 : 1.0) * k + exposed;
+  return (problem.form == Form::TN ? 0.965 : 1.0) * k + exposed;
 }
 
 /// How much longer than the best order this one takes, from the mean of 37 shapes. Tiles run along rows of clusters, so many rows side by
 /// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides
 /// (measured of the vocabulary's product, which is TN).
-double excess_of_order(const Product& product, Order order) {
+double excess_of_order(const Problem& problem, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
-  if (order.along_m) return product.form == Form::NT ? 1.17 : 1.33;
-  if (product.form == Form::TN && product.shape.n * product.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
+  if (order.along_m) return problem.form == Form::NT ? 1.17 : 1.33;
+  if (problem.form == Form::TN && problem.shape.n * problem.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
     return 1 + 0.15 / order.swizzle;
   const int i = order.swizzle == 1 ? 0 : order.swizzle == 2 ? 1 : order.swizzle == 4 ? 2 : 3;
   constexpr double kExcess[3][4] = {
       {1.020, 1.025, 1.013, 1.017}, {1.009, 1.006, 1.023, 1.040}, {1.012, 1.012, 1.026, 1.094}};
-  return kExcess[static_cast<int>(product.form)][i];
+  return kExcess[static_cast<int>(problem.form)][i];
 }
 
 }  // namespace
 
-int64_t waves(const Product& product, HopperTile tile) {
-  return ceil_div(rows_of_clusters(product, tile) * columns_of_clusters(product, tile),
-                  std::max(1, product.multiprocessors / kClusterRows));
+int64_t waves(const Problem& problem, HopperTile tile) {
+  return ceil_div(rows_of_clusters(problem, tile) * columns_of_clusters(problem, tile),
+                  std::max(1, problem.multiprocessors / kClusterRows));
 }
 
-double score(const Product& product, HopperTile tile, Order order) {
+double score(const Problem& problem, HopperTile tile, Order order) {
   const double area = size_of(tile).rows * size_of(tile).cols / (128.0 * 128.0);
-  return static_cast<double>(waves(product, tile)) * area * depth_of_tile(product, tile) *
-         excess_of_order(product, order);
+  return static_cast<double>(waves(problem, tile)) * area * depth_of_tile(problem, tile) *
+         excess_of_order(problem, order);
 }
 
-bool is_legal(const Product& product, HopperTile tile, Order order) {
-  const int64_t clusters = order.along_m ? columns_of_clusters(product, tile) : rows_of_clusters(product, tile);
+bool is_legal(const Problem& problem, HopperTile tile, Order order) {
+  const int64_t clusters = order.along_m ? columns_of_clusters(problem, tile) : rows_of_clusters(problem, tile);
   return clusters % order.swizzle == 0;
 }
 
-std::string obstacle(const Product& product, HopperTile tile, Order order) {
-  if (is_legal(product, tile, order)) return {};
+std::string obstacle(const Problem& problem, HopperTile tile, Order order) {
+  if (is_legal(problem, tile, order)) return {};
   return fmt::format("{} {} of clusters are not a multiple of {}: CUTLASS would add empty ones",
-                     order.along_m ? columns_of_clusters(product, tile) : rows_of_clusters(product, tile),
+                     order.along_m ? columns_of_clusters(problem, tile) : rows_of_clusters(problem, tile),
                      order.along_m ? "columns" : "rows", order.swizzle);
 }
 
@@ -243,14 +243,14 @@ std::string text_of(HopperTile tile, Order order) {
                      order.along_m ? "columns" : "rows");
 }
 
-Plan untuned(const Product& product, const HopperKernels& kernels) {
+Plan untuned(const Problem& problem, const HopperKernels& kernels) {
   Plan best;
   double least = 0;
   for (const HopperKernel& kernel : kernels.products) {
-    if (kernel.form != product.form) continue;
+    if (kernel.form != problem.form) continue;
     for (const Order order : kOrders) {
-      if (!is_legal(product, kernel.tile, order)) continue;
-      const double time = score(product, kernel.tile, order);
+      if (!is_legal(problem, kernel.tile, order)) continue;
+      const double time = score(problem, kernel.tile, order);
       if (best.kernel != nullptr && time >= least) continue;
       best = {.kernel = &kernel, .swizzle = order.swizzle, .along_m = order.along_m};
       least = time;
@@ -259,16 +259,16 @@ Plan untuned(const Product& product, const HopperKernels& kernels) {
   return best;
 }
 
-std::vector<Candidate> candidates(const Product& product, const HopperKernels& kernels) {
+std::vector<Candidate> candidates(const Problem& problem, const HopperKernels& kernels) {
   std::vector<Candidate> all;
   for (const HopperKernel& kernel : kernels.products) {
-    if (kernel.form != product.form) continue;
+    if (kernel.form != problem.form) continue;
     for (const Order order : kOrders)
       all.push_back({.kernel = &kernel,
                      .order = order,
-                     .legal = is_legal(product, kernel.tile, order),
-                     .score = score(product, kernel.tile, order),
-                     .reason = obstacle(product, kernel.tile, order)});
+                     .legal = is_legal(problem, kernel.tile, order),
+                     .score = score(problem, kernel.tile, order),
+                     .reason = obstacle(problem, kernel.tile, order)});
   }
   std::ranges::stable_sort(all, {}, [](const Candidate& c) { return std::pair(!c.legal, c.score); });
   for (Candidate& c : all) {
@@ -279,9 +279,9 @@ std::vector<Candidate> candidates(const Product& product, const HopperKernels& k
     c.reason = fmt::format("+{:.1f} %", 100 * (c.score / best.score - 1));
     if (tile != best_tile)
       c.reason +=
-          fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(product, tile),
-                      depth_of_tile(product, tile), waves(product, best_tile), depth_of_tile(product, best_tile));
-    const double excess = excess_of_order(product, c.order), least = excess_of_order(product, best.order);
+          fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(problem, tile),
+                      depth_of_tile(problem, tile), waves(problem, best_tile), depth_of_tile(problem, best_tile));
+    const double excess = excess_of_order(problem, c.order), least = excess_of_order(problem, best.order);
     if (excess != least)
       c.reason += fmt::format("{} its order took {:.3f} of the best order's time, against {:.3f}",
                               tile != best_tile ? ";" : ":", excess, least);
@@ -307,12 +307,12 @@ Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const 
             int multiprocessors, std::string_view card, const TunedPlans& tuned) {
   std::string reason = obstacle_to_fusing(a, b, program);
   if (!reason.empty()) return {.reason = std::move(reason)};
-  const Product product = product_of(a, b, program, multiprocessors);
-  if (const TunedPlan* entry = tuned.find(card, kernels.name, product.form, product.shape))
+  const Problem problem = problem_of(a, b, program, multiprocessors);
+  if (const TunedPlan* entry = tuned.find(card, kernels.name, problem.form, problem.shape))
     for (const HopperKernel& kernel : kernels.products)
-      if (kernel.form == product.form && kernel.tile == entry->tile && is_legal(product, entry->tile, entry->order))
+      if (kernel.form == problem.form && kernel.tile == entry->tile && is_legal(problem, entry->tile, entry->order))
         return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
-  Plan plan = untuned(product, kernels);
+  Plan plan = untuned(problem, kernels);
   if (plan.kernel == nullptr) plan.reason = "a reduction of the program is wider than every tile";
   return plan;
 }

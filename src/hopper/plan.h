@@ -52,24 +52,24 @@ struct Order {
 inline constexpr Order kOrders[] = {{8, false}, {4, false}, {2, false}, {1, false}, {8, true}, {1, true}};
 
 /// What a plan is chosen for.
-struct Product {
+struct Problem {
   coda::detail::Form form;
   Shape shape;
   double loaded_tiles;  // that the program reads beside the accumulators, of their width
   int multiprocessors;
 };
-Product product_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
+Problem problem_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
                    const coda::detail::ProgramInfo& program, int multiprocessors);
 double loaded_tiles(std::span<const Field> fields);
 
 /// Waves of tiles over the multiprocessors, two tiles a cluster.
-int64_t waves(const Product& product, coda::detail::HopperTile tile);
+int64_t waves(const Problem& problem, coda::detail::HopperTile tile);
 /// Time that a plan is predicted to take, in units of no meaning beyond one product: waves times the cost of a tile times how much longer
 /// its order took than the best one. Every factor is a measurement (docs/measurements.md).
-double score(const Product& product, coda::detail::HopperTile tile, Order order);
+double score(const Problem& problem, coda::detail::HopperTile tile, Order order);
 /// Why an order cannot be taken, in words; empty if it can.
-std::string obstacle(const Product& product, coda::detail::HopperTile tile, Order order);
-bool is_legal(const Product& product, coda::detail::HopperTile tile, Order order);
+std::string obstacle(const Problem& problem, coda::detail::HopperTile tile, Order order);
+bool is_legal(const Problem& problem, coda::detail::HopperTile tile, Order order);
 
 /// A kernel in an order, and what it lost by.
 struct Candidate {
@@ -80,7 +80,7 @@ struct Candidate {
   std::string reason;
 };
 /// All of the form, the legal ones first, best first.
-std::vector<Candidate> candidates(const Product& product, const coda::detail::HopperKernels& kernels);
+std::vector<Candidate> candidates(const Problem& problem, const coda::detail::HopperKernels& kernels);
 
 /// What the GPU engine refuses besides what every engine does (call_check.h): factors of float or of 2^31 rows, forms that the program
 /// was not compiled for. Throws OperandError.
@@ -106,7 +106,7 @@ constexpr StoredSize stored_size(const coda::detail::Factor& x) {
 }
 
 /// The best of the candidates; no kernel if the program has none of the form.
-Plan untuned(const Product& product, const coda::detail::HopperKernels& kernels);
+Plan untuned(const Problem& problem, const coda::detail::HopperKernels& kernels);
 
 class TunedPlans;
 

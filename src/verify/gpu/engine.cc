@@ -96,7 +96,7 @@ class HopperEngine : public Engine {
                       hopper::choose(call.a, call.b, call.program, *call.hopper).kernel == nullptr)
                     return;
                   for (const hopper::Candidate& candidate : hopper::candidates(
-                           hopper::product_of(call.a, call.b, call.program, gpu_.multiprocessors()), *call.hopper))
+                           hopper::problem_of(call.a, call.b, call.program, gpu_.multiprocessors()), *call.hopper))
                     if (candidate.legal)
                       all.push_back({"by " + hopper::text_of(candidate.kernel->tile, candidate.order),
                                      [this, plan = hopper::Plan{.kernel = candidate.kernel,
