@@ -3,6 +3,7 @@
   build/coda bench programs block --hidden 512 --ffn 1408 --json docs/benchmarks/512.json
   bench/training.py --coda build/coda --text FILE --json docs/benchmarks/training.json
   build/coda bench --device cuda --json docs/benchmarks/h200.json
+  bench/training_gpu.py --coda build/coda --json docs/benchmarks/training-h200.json
   docs/plot_benchmarks.py docs/benchmarks/512.json … docs/benchmarks/training.json …
 
 A picture is written beside its figures: 512.json, 512.svg. Needs matplotlib.
@@ -102,6 +103,53 @@ def draw_training(report, path):
     print(f"\nratio {report['ratio']:.2f}")
 
 
+def draw_gpu_training(report, path):
+    rows = report["rows"]
+    figure, axis = plt.subplots(figsize=(5.6, 1.8))
+    for i, (name, row) in enumerate(rows.items()):
+        axis.barh(i, row["tokens_per_s"], color=COLORS["coda" if name == "coda" else "torch.compile"], height=0.6)
+        axis.text(row["tokens_per_s"], i, f" {row['peak_bytes'] / 1e9:.1f} GB", va="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.invert_yaxis()
+    axis.set_xlabel("training, tokens/s")
+    axis.set_title(f"{report['model']}, {report['batch']} × {report['seq']} tokens; {report['gpu']}, torch {report['torch']}",
+                   fontsize=9, loc="left")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    print(f"\n| {report['model']}, {report['batch']} × {report['seq']} tokens | tokens/s | ms a step | peak memory |\n"
+          "| --- | --- | --- | --- |")
+    for name, row in rows.items():
+        print(f"| {name} | {row['tokens_per_s']:.0f} | {1e3 * min(row['seconds']):.1f} to {1e3 * max(row['seconds']):.1f} | "
+              f"{row['peak_bytes'] / 1e9:.1f} GB |")
+
+
+def draw_beside_torch(report, path):
+    """The fastest of torch's spellings over coda, and over cuBLAS' products alone: what fusion alone could reach."""
+    cases = {}
+    for row in report["beside_torch"]:
+        cases.setdefault((row["case"], row["d"]), {}).setdefault(row["regime"], {})[row["impl"]] = row["ms"]
+    figure, axis = plt.subplots(figsize=(11, 3.4))
+    print("\n| case | d | coda, ms | torch | cuBLAS' products alone | torch ÷ coda | cool |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for i, ((case, d), regimes) in enumerate(cases.items()):
+        best = {regime: min(ms for name, ms in times.items() if name.startswith("torch")) for regime, times in regimes.items()}
+        sustained, cool = regimes["sustained"], regimes["cool"]
+        for at, value, color, label in (
+                (i - 0.28, best["sustained"] / sustained["coda"], COLORS["coda"], "÷ coda, sustained"),
+                (i, best["cool"] / cool["coda"], COLORS["openblas and pass"], "÷ coda, cool"),
+                (i + 0.28, best["sustained"] / sustained["cublas_gemms"], COLORS["openblas"], "÷ cuBLAS' products alone, sustained")):
+            axis.bar(at, value, 0.26, color=color, label=label if i == 0 else None)
+        print(f"| {case} | {d} | {sustained['coda']:.3f} | {best['sustained']:.3f} | {sustained['cublas_gemms']:.3f} | "
+              f"{best['sustained'] / sustained['coda']:.2f} | {best['cool'] / cool['coda']:.2f} |")
+    axis.set_xticks(range(len(cases)), [f"{case}\n{d}" for case, d in cases], fontsize=5.5)
+    axis.axhline(1, color="#444444", linewidth=0.8)
+    axis.set_ylim(0.8, 1.5)
+    axis.set_ylabel("torch.compile's time ÷")
+    axis.set_title(f"{report['gpu']}, torch {report['torch']}", fontsize=9, loc="left")
+    axis.legend(ncol=3, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def draw_gpu(report, path):
     """Time over cuBLAS' default, per program: a bar is the geometric mean over its shapes and sizes, a dot one shape."""
     machine, options, means = report["machine"], report["options"], report["means"]
@@ -137,7 +185,14 @@ def main():
     for argument in sys.argv[1:]:
         path = pathlib.Path(argument)
         report = json.loads(path.read_text())
-        draw = draw_training if "tokens_per_second" in report else draw_gpu if "gpu" in report["machine"] else draw_programs
+        if "tokens_per_second" in report:
+            draw = draw_training
+        elif "rows" in report:
+            draw = draw_gpu_training
+        elif "beside_torch" in report:
+            draw = draw_beside_torch
+        else:
+            draw = draw_gpu if "gpu" in report["machine"] else draw_programs
         draw(report, path.with_suffix(".svg"))
 
 
