@@ -1,7 +1,6 @@
 // How a product of the GPU engine is run: fused in one of the program's kernels, or in two passes through the workspace. Nothing
 // here needs a GPU.
 #pragma once
-#include <compare>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,7 +31,6 @@ std::string obstacle(const coda::detail::Operand& operand);
 struct Shape {
   int64_t m, n, k;
   bool operator==(const Shape&) const = default;
-  auto operator<=>(const Shape&) const = default;
 };
 
 /// How a fused kernel is run. Any plan of a call leaves the same bits.

@@ -154,7 +154,7 @@ std::string TunedPlans::json() const {
 }
 
 std::optional<std::filesystem::path> plan_cache_path() {
-  const auto file = [](std::filesystem::path folder) { return folder / "plans.json"; };
+  const auto file = [](const std::filesystem::path& folder) { return folder / "plans.json"; };
   if (const char* folder = variable("CODA_CACHE")) return file(folder);
   // A relative one is to be ignored, says the convention.
   if (const char* folder = variable("XDG_CACHE_HOME"); folder != nullptr && *folder == '/')

@@ -43,7 +43,20 @@ class TunedPlans {
 
  private:
   using Key = std::tuple<Shape, coda::detail::Form, std::string, std::string>;  // its class, form, program, card
-  std::map<Key, TunedPlan, std::less<>> plans_;
+  /// Also of a key whose strings are views.
+  struct Less {
+    using is_transparent = void;
+    template <class A, class B>
+    bool operator()(const A& a, const B& b) const {
+      return values(a) < values(b);
+    }
+    template <class K>
+    static auto values(const K& key) {
+      const auto& [shape, form, program, card] = key;
+      return std::tuple(shape.m, shape.n, shape.k, form, std::string_view(program), std::string_view(card));
+    }
+  };
+  std::map<Key, TunedPlan, Less> plans_;
 };
 
 /// plans.json in $CODA_CACHE, $XDG_CACHE_HOME/coda or ~/.cache/coda; none where the environment has none of them.
