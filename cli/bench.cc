@@ -365,8 +365,8 @@ Command bench_command(CLI::App& coda) {
   app->add_option("--vocab", a->shape.vocab, "the loss too, over so many tokens [none; 256 for step]")
       ->option_text("V")
       ->check(size);
-  add_preset(*app, a->preset)->description("step's model");
-  app->add_flag("--tie", a->tie, "step's embedding is the output's weight too");
+  CLI::Option* preset = add_preset(*app, a->preset)->description("step's model");
+  app->add_flag("--tie", a->tie, "step's embedding is the output's weight too")->option_text(" ");
   show_default(app->add_option("--layers", a->layers, "of step's model")->option_text("L")->check(size));
   show_default(app->add_option("--batch", a->rows, "rows of step's batch")->option_text("B")->check(size));
   show_default(app->add_option("--seq", a->seq, "tokens of such a row")->option_text("T")->check(size));
@@ -379,6 +379,8 @@ Command bench_command(CLI::App& coda) {
       ->option_text(fmt::format("SECONDS [{:.0f}]", bench::GpuOptions{}.warm_seconds))
       ->check(CLI::Range(0.0, 60.0, "0 to 60"));
   app->add_option("--json", a->json, "writes the figures there too")->option_text("FILE");
+  for (const char* part : {"--hidden", "--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--tie"})
+    preset->excludes(app->get_option(part));
   return {app, [app, a] { return run(*app, *a); }};
 }
 

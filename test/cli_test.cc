@@ -104,6 +104,8 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("train --data text --preset llama-2b", 2, "llama-2b not in");
   expect_refused("eval --data text", 2, "--model");
   expect_refused("train --data text --threads -1", 2, "--threads");
+  expect_refused("bench step --preset llama-1b --hidden 64", 2, "--hidden excludes --preset");
+  expect_refused("bench --device cuda step --dtype bf16", 2, "--dtype means nothing with --device cuda");
   expect_refused("bench blocks", 2, "blocks is not one of programs, block, step");
   expect_refused("bench block --hidden 512,1024", 2, "--hidden takes one size on the CPU");
   expect_refused("bench block --warm 1", 2, "--warm means nothing with --device cpu");
