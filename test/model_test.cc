@@ -9,6 +9,7 @@
 
 #include "coda/error.h"
 #include "llama_reference.h"
+#include "packed_documents.h"
 
 namespace {
 
@@ -30,25 +31,10 @@ Config small_config() {
   return c;
 }
 
-/// Tokens of three documents; a few targets are ignored.
-struct Data {
-  std::vector<int32_t> tokens, targets;
-  std::vector<int64_t> starts;
-  int64_t counted = 0;
-
-  explicit Data(int64_t vocab, std::vector<int64_t> lengths = {7, 1, 11}, unsigned seed = 1) {
-    std::mt19937 random(seed);
-    starts.push_back(0);
-    for (int64_t length : lengths) {
-      for (int64_t i = 0; i < length; ++i) {
-        tokens.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(vocab)));
-        targets.push_back(random() % 5 == 0 ? -100 : static_cast<int32_t>(random() % static_cast<unsigned>(vocab)));
-        counted += targets.back() >= 0;
-      }
-      starts.push_back(static_cast<int64_t>(tokens.size()));
-    }
-  }
-  Batch batch() const { return {tokens, targets, starts}; }
+/// Three documents, where nothing else is asked for.
+struct Data : coda::test::PackedDocuments {
+  explicit Data(int64_t vocab, const std::vector<int64_t>& lengths = {7, 1, 11}, unsigned seed = 1)
+      : PackedDocuments(vocab, lengths, seed) {}
 };
 
 /// Weights large enough that every term of a gradient matters, the same in the model and in double.

@@ -7,6 +7,7 @@
 
 #include "buffer.h"
 #include "llama/attention.h"
+#include "random_batch.h"
 
 namespace coda::bench {
 
@@ -108,13 +109,8 @@ template <class E>
 StepReport run(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::Dtype dtype, int64_t rows, int64_t seq,
                const Rounds& rounds) {
   const int64_t m = rows * seq;
-  std::vector<int32_t> tokens(static_cast<size_t>(m)), targets(tokens.size());
-  std::mt19937_64 random(1);
-  for (auto* ids : {&tokens, &targets})
-    for (int32_t& id : *ids) id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab));
-  std::vector<int64_t> starts;
-  for (int64_t i = 0; i <= rows; ++i) starts.push_back(i * seq);
-  const llama::Batch batch{tokens, targets, starts};
+  const RandomBatch random(config.vocab, rows, seq);
+  const llama::Batch batch = random.batch();
   const llama::AdamW options;
 
   StepReport report{};
@@ -135,7 +131,7 @@ StepReport run(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::
 
   const Products products(openblas, config, m);
   report.product_flops = products.flops();
-  Attention<E> attention(cpu, config, starts, m);
+  Attention<E> attention(cpu, config, batch.document_starts, m);
   const std::vector<Time> times = measure({{"step", step},
                                            {"forward and backward", forward_backward},
                                            {"attention", [&] { attention.run(); }},

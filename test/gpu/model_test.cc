@@ -14,6 +14,7 @@
 #include "coda/tensor.h"
 #include "llama/gpu.h"
 #include "llama/model.h"
+#include "packed_documents.h"
 
 namespace coda::test {
 namespace {
@@ -27,26 +28,6 @@ void expect(bool good, const std::string& what) {
   ++failures;
   std::printf("FAILED: %s\n", what.c_str());
 }
-
-struct Data {
-  std::vector<int32_t> tokens, targets;
-  std::vector<int64_t> starts;
-  double counted = 0;
-
-  Data(int64_t vocab, const std::vector<int64_t>& lengths, unsigned seed) {
-    std::mt19937 random(seed);
-    starts.push_back(0);
-    for (const int64_t length : lengths) {
-      for (int64_t i = 0; i < length; ++i) {
-        tokens.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(vocab)));
-        targets.push_back(random() % 5 == 0 ? -100 : static_cast<int32_t>(random() % static_cast<unsigned>(vocab)));
-        counted += targets.back() >= 0;
-      }
-      starts.push_back(static_cast<int64_t>(tokens.size()));
-    }
-  }
-  Batch batch() const { return {tokens, targets, starts}; }
-};
 
 /// The same weights in every model, exact in bf16.
 void set_weights(const std::vector<Model*>& models, unsigned seed, float deviation) {
@@ -96,8 +77,8 @@ void expect_gradients(const char* name, const Config& config, const std::vector<
   const std::unique_ptr<Model> gpu = model_on_gpu(config);
   set_weights({&exact, &rounded, gpu.get()}, 3, 1.f / std::sqrt(static_cast<float>(config.hidden)));
   // Two micro-batches of different data, the third and later replays of the same shape.
-  const Data first(config.vocab, lengths, 1), second(config.vocab, lengths, 2);
-  const double divisor = first.counted + second.counted;
+  const PackedDocuments first(config.vocab, lengths, 1), second(config.vocab, lengths, 2);
+  const auto divisor = static_cast<double>(first.counted + second.counted);
   std::vector<std::vector<float>> kept;
   for (int round = 0; round < 4; ++round) {
     double worst = 0;
@@ -149,7 +130,7 @@ void expect_training(int steps) {
   std::mt19937 random(11);
   std::vector<std::vector<double>> losses(models.size());
   for (int step = 0; step < steps; ++step) {
-    Data data(config.vocab, {128, 128, 128, 128}, 1000u + static_cast<unsigned>(step));
+    PackedDocuments data(config.vocab, {128, 128, 128, 128}, 1000u + static_cast<unsigned>(step));
     for (size_t i = 0; i < data.tokens.size(); ++i)
       if (i % 128 != 0) data.tokens[i] = random() % 4 == 0 ? data.tokens[i] : (data.tokens[i - 1] * 5 + 17) % 256;
     data.counted = 0;
@@ -158,7 +139,8 @@ void expect_training(int steps) {
       data.counted += data.targets[i] >= 0;
     }
     for (size_t i = 0; i < models.size(); ++i) {
-      losses[i].push_back(models[i]->forward_backward(data.batch(), data.counted) / data.counted);
+      losses[i].push_back(models[i]->forward_backward(data.batch(), static_cast<double>(data.counted)) /
+                          static_cast<double>(data.counted));
       models[i]->update({.lr = 1e-3});
     }
   }
@@ -185,8 +167,8 @@ void expect_state_survives() {
   const Config config{.vocab = 264, .hidden = 128, .layers = 1, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 256};
   const std::unique_ptr<Model> model = model_on_gpu(config), other = model_on_gpu(config);
   model->initialize(1);
-  const Data data(config.vocab, {64, 64}, 5);
-  model->forward_backward(data.batch(), data.counted);
+  const PackedDocuments data(config.vocab, {64, 64}, 5);
+  model->forward_backward(data.batch(), static_cast<double>(data.counted));
   model->update({});
   for (const StateTensor& state : model->optimizer_state()) {
     std::vector<float> value(static_cast<size_t>(state.size));
@@ -196,8 +178,10 @@ void expect_state_survives() {
   other->set_updates(model->updates());
   other->weights_changed();
   for (int step = 0; step < 3; ++step) {
-    const double a = model->forward_backward(data.batch(), data.counted), norm_a = model->update({});
-    const double b = other->forward_backward(data.batch(), data.counted), norm_b = other->update({});
+    const double a = model->forward_backward(data.batch(), static_cast<double>(data.counted)),
+                 norm_a = model->update({});
+    const double b = other->forward_backward(data.batch(), static_cast<double>(data.counted)),
+                 norm_b = other->update({});
     expect(a == b && norm_a == norm_b, "a restored model goes on otherwise at step " + std::to_string(step));
   }
 }
@@ -210,8 +194,8 @@ void expect_not_finite_is_found() {
   gamma[3] = 3e38f;
   model->set_tensor("model.layers.1.post_attention_layernorm.weight", gamma);
   model->weights_changed();
-  const Data data(config.vocab, {64, 64}, 5);
-  const double loss = model->forward_backward(data.batch(), data.counted);
+  const PackedDocuments data(config.vocab, {64, 64}, 5);
+  const double loss = model->forward_backward(data.batch(), static_cast<double>(data.counted));
   expect(!std::isfinite(loss), "the loss of an overflowing model is finite");
   // In bf16 gate_up holds what the product of its halves cannot.
   const std::string where = model->find_not_finite(data.batch()).value_or("nothing");

@@ -1,6 +1,5 @@
-#include <random>
-
 #include "bench/gpu_step.h"
+#include "bench/random_batch.h"
 #include "hopper/device_memory.h"
 #include "llama/gpu.h"
 
@@ -8,13 +7,8 @@ namespace coda::bench {
 
 GpuStepReport bench_gpu_step(const llama::Config& config, int64_t rows, int64_t seq, const Rounds& rounds) {
   const int64_t m = rows * seq;
-  std::vector<int32_t> tokens(static_cast<size_t>(m)), targets(tokens.size());
-  std::mt19937_64 random(1);
-  for (auto* ids : {&tokens, &targets})
-    for (int32_t& id : *ids) id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab));
-  std::vector<int64_t> starts;
-  for (int64_t i = 0; i <= rows; ++i) starts.push_back(i * seq);
-  const llama::Batch batch{tokens, targets, starts};
+  const RandomBatch random(config.vocab, rows, seq);
+  const llama::Batch batch = random.batch();
   const llama::AdamW options;
 
   const int64_t free = hopper::free_memory().free;
