@@ -148,9 +148,13 @@ void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeigh
                                .d_qkv = d_qkv,
                                .dot = dot_qkv});
   mean_dot(engine, dot_qkv, d, s);
-  gemm(engine, d_qkv_stored, transpose(weights.qkv),
-       RmsNormBackward<Tensors<E>>{
-           .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
+  if (d_residual.data != nullptr)
+    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+         RmsNormBackward<Tensors<E>>{
+             .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
+  else
+    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+         RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
   weight_gradient<Engine, E>(engine, d_qkv_stored, in.h, d_weight, add);
 }
 
