@@ -20,10 +20,13 @@ struct alignas(kRun * sizeof(T)) Run {
 };
 template <bool kVectors, class T>
 __device__ __forceinline__ Run<T> load(const T* p, int count) {
-  if constexpr (kVectors) return *reinterpret_cast<const Run<T>*>(p);
-  Run<T> run;
-  for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
-  return run;
+  if constexpr (kVectors) {
+    return *reinterpret_cast<const Run<T>*>(p);
+  } else {
+    Run<T> run;
+    for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
+    return run;
+  }
 }
 template <bool kVectors, class T>
 __device__ __forceinline__ void store(T* p, int count, const Run<T>& run) {
