@@ -8,7 +8,6 @@ linear_residual, linear_cross_entropy, and block, a whole layer but attention. T
 Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast and CUDA graphs.
 """
 
-from ._library import version as _version
 from .functional import (
     block,
     block_tail,
@@ -22,7 +21,6 @@ from .functional import (
 )
 from .huggingface import patch, unpatch
 
-__version__ = _version
 __all__ = [
     "block",
     "block_tail",
