@@ -14,8 +14,7 @@ using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Tensors11 =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors11 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
                Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
