@@ -19,9 +19,11 @@ def _shape(x):
     return "x".join(str(n) for n in x.shape) or "a single value"
 
 
-def _need(ok, operand, got, needs, error=ValueError):
-    if not ok:
-        raise error(f"{operand} is {got}; it needs {needs}")
+# Checks run in every call: what an error would say is put together only where there is one.
+
+
+def _refuse(operand, got, needs, error=ValueError):
+    raise error(f"{operand} is {got}; it needs {needs}")
 
 
 def _check_tensor(x, name):
@@ -35,29 +37,40 @@ def _check_tensor(x, name):
 def _activations(x, name, width=None):
     """x in the type that it is computed in, as a matrix of tokens."""
     _check_tensor(x, name)
-    _need(x.dim() >= 1, name, "a single value", "at least one dimension")
-    _need(x.device.type in ("cpu", "cuda"), name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    types = (torch.bfloat16,) if x.is_cuda else (torch.float32, torch.bfloat16)
-    _need(x.dtype in types, name, f"of {x.dtype}", " or ".join(map(str, types)), TypeError)
-    if width is not None:
-        _need(x.shape[-1] == width, name, f"{_shape(x)}", f"a last dimension of {width}")
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    if x.dim() == 0:
+        _refuse(name, "a single value", "at least one dimension")
+    device = x.device.type
+    if device not in ("cpu", "cuda"):
+        _refuse(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    if x.dtype != torch.bfloat16 and (x.dtype != torch.float32 or device == "cuda"):
+        _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
+    if width is not None and x.shape[-1] != width:
+        _refuse(name, _shape(x), f"a last dimension of {width}")
+    return (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
 
 
 def _parameter(x, name, like, shape):
+    """x, a parameter of this shape; None in it: any size."""
     _check_tensor(x, name)
-    _need(x.device == like.device, name, f"on {x.device}", f"to be on {like.device}, as the activations are")
-    _need(x.dtype in (torch.float32, torch.bfloat16), name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
-    want = tuple(n if n is not None else got for n, got in zip(shape, x.shape))
-    _need(tuple(x.shape) == want and x.dim() == len(shape), name, _shape(x),
-          "x".join("any" if n is None else str(n) for n in shape))  # fmt: skip
-    return x if x.is_contiguous() else x.contiguous()
+    if x.device != like.device:
+        _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
+    if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
+        _refuse(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
+    if x.dim() != len(shape) or any(want is not None and want != got for want, got in zip(shape, x.shape)):
+        _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
+    return x.contiguous()
 
 
 def _multiple(n, of, what):
-    _need(n % of == 0, what, str(n), f"a multiple of {of}")
+    if n % of != 0:
+        _refuse(what, str(n), f"a multiple of {of}")
+
+
+def _lead(x, lead):
+    """x with the leading dimensions that the caller's tensors have."""
+    return x if len(lead) == 1 else x.unflatten(0, lead)
 
 
 def _keeps(*tensors):
@@ -73,7 +86,8 @@ def _gate_up(w_gate, w_up, x):
 def _qkv(wq, wk, wv, x, head_dim):
     _multiple(head_dim, 16, "head_dim")
     for w, name in ((wq, "wq"), (wk, "wk"), (wv, "wv")):
-        _need(w.shape[0] % head_dim == 0, f"{name}'s number of rows", str(w.shape[0]), f"a multiple of head_dim, {head_dim}")
+        if w.shape[0] % head_dim != 0:
+            _refuse(f"{name}'s number of rows", str(w.shape[0]), f"a multiple of head_dim, {head_dim}")
     wq = _parameter(wq, "wq", x, (None, x.shape[1]))
     wk = _parameter(wk, "wk", x, (None, x.shape[1]))
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
@@ -81,12 +95,14 @@ def _qkv(wq, wk, wv, x, head_dim):
 
 def _rotary(position, turns, x, width):
     _check_tensor(position, "position")
-    _need(not position.is_floating_point(), "position", f"of {position.dtype}", "integers", TypeError)
-    position = position.reshape(-1)
-    _need(position.shape[0] == x.shape[0], "position", f"of {position.shape[0]} tokens", f"{x.shape[0]}, one for each token")
+    if position.is_floating_point():
+        _refuse("position", f"of {position.dtype}", "integers", TypeError)
+    if position.numel() != x.shape[0]:
+        _refuse("position", f"of {position.numel()} tokens", f"{x.shape[0]}, one for each token")
     _check_tensor(turns, "turns")
-    _need(tuple(turns.shape) == (2, width // 2), "turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
-    return position.to(torch.int32).contiguous(), turns
+    if tuple(turns.shape) != (2, width // 2):
+        _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+    return position.reshape(-1).to(torch.int32).contiguous(), turns
 
 
 def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -105,7 +121,7 @@ def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
 
 def _split_heads(qkv, lead, wq, wk, wv):
     q, k, v = qkv.split((wq.shape[0], wk.shape[0], wv.shape[0]), -1)
-    return q.unflatten(0, lead), k.unflatten(0, lead), v.unflatten(0, lead)
+    return _lead(q, lead), _lead(k, lead), _lead(v, lead)
 
 
 def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -132,7 +148,7 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
     weights = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
     h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
-    return (h_next.unflatten(0, lead), *_split_heads(qkv, lead, wq, wk, wv))
+    return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
 def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
@@ -145,7 +161,7 @@ def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
     weights = (wo, gamma_mlp, w_gate, w_up, w_down)
-    return coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0].unflatten(0, lead)
+    return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
 
 
 def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -169,7 +185,7 @@ def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
     if gamma is not None:
         gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
     keep = _keeps(x, gamma, w_gate, w_up)
-    return coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0].unflatten(0, lead)
+    return _lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
 
 
 def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
@@ -199,8 +215,9 @@ def linear_residual(x, weight, residual):
     x = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
     r = _activations(residual, "residual", weight.shape[0]).to(x.dtype)
-    _need(r.shape[0] == x.shape[0], "residual", f"of {r.shape[0]} tokens", f"{x.shape[0]}, as x has")
-    return coda.linear_residual(x, weight, r).unflatten(0, lead)
+    if r.shape[0] != x.shape[0]:
+        _refuse("residual", f"of {r.shape[0]} tokens", f"{x.shape[0]}, as x has")
+    return _lead(coda.linear_residual(x, weight, r), lead)
 
 
 def linear_cross_entropy(
@@ -221,17 +238,21 @@ def linear_cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
     _check_tensor(labels, "labels")
-    _need(not labels.is_floating_point(), "labels", f"of {labels.dtype}", "integers", TypeError)
-    _need(_INT32.min <= ignore_index <= _INT32.max, "ignore_index", str(ignore_index), "32 bits")
+    if labels.is_floating_point():
+        _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        _refuse("ignore_index", str(ignore_index), "32 bits")
     lead = x.shape[:-1]
     x = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    _need(labels.shape == lead, "labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+    if labels.shape != lead:
+        _refuse("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
     # What does not fit into 32 bits is no label either way, and must not become one.
     label = labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
     if token_weight is not None:
         _check_tensor(token_weight, "token_weight")
-        _need(token_weight.shape == lead, "token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
+        if token_weight.shape != lead:
+            _refuse("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
         token_weight = token_weight.detach().reshape(-1).float().contiguous()
     needs = _keeps(x, weight)
     try:
@@ -244,5 +265,5 @@ def linear_cross_entropy(
             raise ValueError(str(error)) from None
         raise
     if reduction == "none":
-        loss, z = loss.unflatten(0, lead), z.unflatten(0, lead)
+        loss, z = _lead(loss, lead), _lead(z, lead)
     return (loss, z) if return_z_loss else loss
