@@ -73,7 +73,7 @@ test-python: wheel
 	@rm -rf .venv-wheel && python3 -m venv .venv-wheel
 	@echo $(CURDIR)/.venv-torch/lib/python3.*/site-packages > $$(echo .venv-wheel/lib/python3.*/site-packages)/torch.pth
 	@.venv-wheel/bin/pip --disable-pip-version-check install --quiet --no-deps --no-index build/wheel/*.whl
-	@cd python && ../.venv-wheel/bin/python -m pytest -q
+	@cd python/tests && ../../.venv-wheel/bin/python -m pytest -q
 
 install: coda
 	@cmake --install build --prefix $(PREFIX)
