@@ -107,15 +107,14 @@ std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d
                                                  const std::vector<bool>& needs) {
   const int64_t m = h.size(0), d = h.size(1), width = weight.rows();
   const Tensor w = packed<E>(engine, weight);
-  // B4 writes where it reads, and what autograd hands out is not ours to write.
-  const Tensor d_products = torch::stable::clone(d_qkv);
+  const Tensor d_products = empty<E>(h, {m, width});
   Tensor d_h = empty<E>(h, {m, d});
   const Scratch<E> scratch(h, m, width, 0, true);
-  llama::qkv_backward<Engine, E>(engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-                                 {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")},
-                                 matrix<const E>(qkv, "qkv"), scratch.views, matrix<E>(d_products, "d_qkv"),
-                                 d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{},
-                                 matrix<E>(d_h, "d_h"), {}, false);
+  llama::qkv_backward<Engine, E>(
+      engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
+      {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")}, matrix<const E>(qkv, "qkv"), scratch.views,
+      matrix<const E>(d_qkv, "d_qkv"), matrix<E>(d_products, "d_qkv"),
+      d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
   return {d_h,
           weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needs)};
 }
