@@ -9,6 +9,7 @@ Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast an
 """
 
 from .functional import (
+    accumulate_weight_gradient_,
     block,
     block_tail,
     linear_cross_entropy,
@@ -22,6 +23,7 @@ from .functional import (
 from .huggingface import patch, unpatch
 
 __all__ = [
+    "accumulate_weight_gradient_",
     "block",
     "block_tail",
     "linear_cross_entropy",

@@ -220,6 +220,29 @@ def linear_residual(x, weight, residual):
     return _lead(coda.linear_residual(x, weight, r), lead)
 
 
+@torch.no_grad()
+def accumulate_weight_gradient_(main_grad, d_out, x):
+    """main_grad += d_outᵀ x, in place: main_grad float32 [N, K], d_out [..., N], x [..., K] of one type.
+
+    For backward passes of one's own that keep gradients in float32 over micro-batches: one product, whose epilogue adds. Returns
+    main_grad.
+    """
+    x = _activations(x, "x")
+    d_out = _activations(d_out, "d_out")
+    if d_out.shape[0] != x.shape[0]:
+        _refuse("d_out", f"of {d_out.shape[0]} tokens", f"{x.shape[0]}, as x has")
+    if d_out.dtype != x.dtype:
+        _refuse("d_out", f"of {d_out.dtype}", f"{x.dtype}, as x has", TypeError)
+    _check_tensor(main_grad, "main_grad")
+    if main_grad.dtype != torch.float32:
+        _refuse("main_grad", f"of {main_grad.dtype}", "float32", TypeError)
+    if main_grad.device != x.device or tuple(main_grad.shape) != (d_out.shape[1], x.shape[1]) or main_grad.stride(-1) != 1:
+        _refuse("main_grad", f"{_shape(main_grad)} on {main_grad.device}",
+                f"to be {d_out.shape[1]}x{x.shape[1]} on {x.device}, with columns next to each other")  # fmt: skip
+    coda.accumulate_weight_gradient_(main_grad, d_out, x)
+    return main_grad
+
+
 def linear_cross_entropy(
     x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None, label_smoothing=0.0,
     z_loss=0.0, softcap=None, return_z_loss=False,

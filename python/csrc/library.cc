@@ -38,6 +38,7 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "Tensor w_up, int glu, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up)");
   m.def("linear_residual(Tensor x, Tensor weight, Tensor residual) -> Tensor");
   m.def("linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int mask) -> (Tensor d_x, Tensor d_weight)");
+  m.def("accumulate_weight_gradient_(Tensor(a!) main_grad, Tensor d_out, Tensor x) -> ()");
   m.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor label, Tensor? token_weight, int reduction, float? "
       "divisor, "
@@ -63,6 +64,7 @@ STABLE_TORCH_LIBRARY_IMPL(coda, CompositeExplicitAutograd, m) {
   m.impl("norm_linear_glu_backward", TORCH_BOX(&norm_linear_glu_backward));
   m.impl("linear_residual", TORCH_BOX(&linear_residual));
   m.impl("linear_residual_backward", TORCH_BOX(&linear_residual_backward));
+  m.impl("accumulate_weight_gradient_", TORCH_BOX(&accumulate_weight_gradient_));
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
 }

@@ -120,4 +120,11 @@ Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t m
   });
 }
 
+void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x) {
+  on_engine(x, [&]<class Engine, class E>(Engine& engine) {
+    gemm(engine, transpose(matrix<const E>(d_out, "d_out")), transpose(matrix<const E>(x, "x")),
+         AccumulateInto<Tensors<E>>{.out = matrix<float>(main_grad, "main_grad")});
+  });
+}
+
 }  // namespace coda::torch_ops

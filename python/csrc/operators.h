@@ -40,6 +40,9 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
 Tensor linear_residual(Tensor x, Tensor weight, Tensor residual);
 Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t mask);
 
+/// main_grad += d_outᵀ x.
+void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x);
+
 Tensors5 linear_cross_entropy(Tensor x, Tensor weight, Tensor label, std::optional<Tensor> token_weight,
                               int64_t reduction, std::optional<double> divisor, int64_t ignore_index,
                               double label_smoothing, double z_loss, std::optional<double> softcap, int64_t mask);
