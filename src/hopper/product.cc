@@ -61,7 +61,7 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
     launch(gpu, moved_a, moved_b, &store,
            hopper::untuned({.form = *hopper::form_of(a, b),
                             .shape = {m, n, a.depth},
-                            .loaded_tiles = 0,
+                            .epilogue_tiles = 1,
                             .multiprocessors = gpu.multiprocessors()},
                            hopper_kernels<Store<Tensors<bf16>, float>>()));
   }
