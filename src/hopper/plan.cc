@@ -194,9 +194,10 @@ bool is_wide(HopperTile tile) {
   return tile == HopperTile::cooperative_128x256 || tile == HopperTile::cooperative_256x128;
 }
 
-/// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where nothing hides it. Pingpong
-/// tiles hide it under the other warp group's main loop, which cooperative tiles cannot; wide ones move fewer bytes for a product
-/// through shared memory, and what that saves in power comes back as clock cycles. From a block's products at the card's power limit.
+/// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where
+/// nothing hides it. Pingpong tiles hide it under the other warp group's main loop, which cooperative tiles cannot;
+/// wide ones move fewer bytes for a product through shared memory, and what that saves in power comes back as clock
+/// cycles. From a block's products at the card's power limit.
 double depth_of_tile(const Problem& problem, HopperTile tile) {
   const auto k = static_cast<double>(problem.shape.k);
   const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 57) + 155 * (problem.epilogue_tiles - 1));
@@ -206,10 +207,9 @@ double depth_of_tile(const Problem& problem, HopperTile tile) {
   return kMainLoop[static_cast<int>(problem.form)] * k + exposed;
 }
 
-/// How much longer than the best order this one takes, from the mean of 37 shapes (wide tiles: of a block's). Tiles run along rows of
-/// clusters, so many rows side by side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read
-/// from memory, and decides
-/// (measured of the vocabulary's product, which is TN).
+/// How much longer than the best order this one takes, from the mean of 37 shapes (wide tiles: of a block's). Tiles run
+/// along rows of clusters, so many rows side by side: what is read of b is read once for all of them. Where b is far
+/// beyond the L2 cache that is read from memory, and decides (measured of the vocabulary's product, which is TN).
 double excess_of_order(const Problem& problem, HopperTile tile, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
   if (order.along_m) return problem.form == Form::NT ? 1.17 : 1.33;

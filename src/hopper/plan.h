@@ -58,8 +58,8 @@ struct Problem {
 };
 Problem problem_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
                    const coda::detail::ProgramInfo& program, int multiprocessors);
-/// What a program does to a tile of accumulators, in tiles of their size that it loads or stores; angles of pairs and a log-sum-exp
-/// count as what they were measured to take.
+/// What a program does to a tile of accumulators, in tiles of their size that it loads or stores; angles of pairs and a
+/// log-sum-exp count as what they were measured to take.
 double epilogue_tiles(std::span<const Field> fields);
 
 /// Waves of tiles over the multiprocessors, two tiles a cluster.
