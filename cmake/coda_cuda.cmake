@@ -43,7 +43,11 @@ set_target_properties(coda_hopper PROPERTIES
   JOB_POOL_COMPILE nvcc OPTIMIZE_DEPENDENCIES ON
   CUDA_COMPILER_LAUNCHER "${launcher}")
 target_include_directories(coda_hopper PRIVATE src)
-target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass coda_cudnn ${CMAKE_DL_LIBS} fmt::fmt)
+target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass coda_cudnn ${CMAKE_DL_LIBS})
+# For its host code only: what nvcc compiles has no text to format.
+target_include_directories(coda_hopper SYSTEM PRIVATE
+  "$<$<COMPILE_LANGUAGE:CXX>:$<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>>")
+target_compile_definitions(coda_hopper PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:FMT_HEADER_ONLY=1>")
 # Kernels are fast and without checks whatever the configuration. 554: nvcc warns of a conversion that its own constraint excludes.
 set(coda_cuda_options
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-DNDEBUG;--expt-relaxed-constexpr;--prec-div=false;-Xptxas=-v;-diag-suppress=554>")

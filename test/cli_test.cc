@@ -112,6 +112,9 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("bench --device cuda block", 2, "block is not a row of the GPU's table");
   expect_refused("bench --device cuda --hidden 2048,1000", 2, "--hidden is 1000");
   expect_refused("bench --device cuda --threads 2", 2, "--threads means nothing with --device cuda");
+  expect_refused("bench --tune --device cpu", 2, "--tune is of a GPU's plans; --device is cpu");
+  expect_refused("bench --tune --preset llama-1b", 2, "--preset means nothing with --tune");
+  expect_refused("bench --tune block", 2, "block is not a row of the GPU's table");
 }
 
 /// A preset is a shape, of which options given beside it are changed.

@@ -12,6 +12,12 @@ class Cpu {
  public:
   /// threads = 0 takes as many as the process may run on. Throws UsageError for a negative number.
   explicit Cpu(int threads = 0);
+
+  /// Threads of the caller's, such as those of another library's pool: run(count, task) calls task(0), …, task(count − 1) once
+  /// each, on whichever threads it likes, and returns when all are done. task throws nothing.
+  using Run = std::function<void(int count, const std::function<void(int)>& task)>;
+  /// Takes `threads` of them at a time. Throws UsageError for less than 1.
+  Cpu(int threads, Run run);
   ~Cpu();
   Cpu(const Cpu&) = delete;
   Cpu& operator=(const Cpu&) = delete;

@@ -114,7 +114,7 @@ struct GpuLossSize {
 };
 
 /// The same on a GPU, for bf16. Every pointer is to memory of the device, and all memory but the workspace that unaligned operands
-/// need (docs/gpu.md) is its own, from the beginning: no call allocates or waits, and all can be captured in a CUDA graph. One call at
+/// need (docs/gpu.md) is its own, or handed to it, from the beginning: no call allocates or waits, and all can be captured in a CUDA graph. One call at
 /// a time, on streams that follow each other.
 ///
 /// Sums are of doubles in an order that depends on the number of tokens only. Labels, token weights and d_loss are read when the work
@@ -125,6 +125,9 @@ class GpuLinearCrossEntropy {
  public:
   /// Takes memory_bytes(size) of gpu's device. Throws DeviceError where there are not as many.
   GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& size);
+  /// Over memory_bytes(size) of the caller's, 256-byte aligned, which stay until the work is done. Waits for nothing; the memory is
+  /// prepared on gpu's stream.
+  GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& size, void* memory);
   ~GpuLinearCrossEntropy();
   GpuLinearCrossEntropy(GpuLinearCrossEntropy&&) noexcept;
   GpuLinearCrossEntropy& operator=(GpuLinearCrossEntropy&&) noexcept;

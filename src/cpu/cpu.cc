@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <string>
+#include <utility>
 
 #include "coda/error.h"
 #include "pool.h"
@@ -34,6 +35,10 @@ Cpu::Cpu(int threads) {
   if (threads < 0) throw UsageError("threads is " + std::to_string(threads) + "; it needs 0 (all) or more");
   pool_ = std::make_unique<Pool>(threads == 0 ? std::max(1, available_threads()) : threads);
 }
+Cpu::Cpu(int threads, Run run) {
+  if (threads < 1) throw UsageError("threads is " + std::to_string(threads) + "; it needs to be 1 or more");
+  pool_ = std::make_unique<Pool>(threads, std::move(run));
+}
 Cpu::~Cpu() = default;
 
 int Cpu::threads() const {
@@ -57,7 +62,7 @@ Cpu::Pool::~Pool() {
 
 void Cpu::Pool::run(int64_t count, const std::function<void(int64_t, int)>& body) {
   if (count <= 0) return;
-  if (count == 1 || workers_.empty()) {
+  if (count == 1 || thread_scratch.size() == 1) {
     for (int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
@@ -71,8 +76,13 @@ void Cpu::Pool::run(int64_t count, const std::function<void(int64_t, int)>& body
   failure_ = nullptr;
   next_ = round << kIndexBits;
   round_ = round;
-  round_.notify_all();
-  take_indices(round, 0);
+  if (run_elsewhere_) {
+    run_elsewhere_(static_cast<int>(std::min<int64_t>(count, static_cast<int64_t>(thread_scratch.size()))),
+                   [&](int thread) { take_indices(round, thread); });
+  } else {
+    round_.notify_all();
+    take_indices(round, 0);
+  }
   for (int64_t done = done_; done != count; done = done_) wait_while(done_, done);
   if (failure_) std::rethrow_exception(failure_);
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "coda/cpu.h"
@@ -36,6 +37,7 @@ class Scratch {
 
 struct Cpu::Pool {
   explicit Pool(int threads);
+  Pool(int threads, Cpu::Run run) : thread_scratch(static_cast<size_t>(threads)), run_elsewhere_(std::move(run)) {}
   ~Pool();
 
   void run(int64_t count, const std::function<void(int64_t, int)>& body);
@@ -52,6 +54,7 @@ struct Cpu::Pool {
   static constexpr int kIndexBits = 40;
   static constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
   std::vector<std::thread> workers_;
+  Cpu::Run run_elsewhere_;          // in their place, on threads of the caller's
   std::atomic<uint64_t> round_{0};  // workers wait for it to change
   std::atomic<uint64_t> next_{0};   // (round, next index): an index is only taken in the round that it belongs to
   std::atomic<int64_t> count_{0};

@@ -23,6 +23,7 @@ std::string formula(std::string_view family) {
       {"BiasGradient", "d_bias = Σ_rows acc"},
       {"AccumulateInto", "out += acc"},
       {"Residual", "h = acc + residual;  x = h ⊙ γ (γ in the epilogue);  Σ h²"},
+      {"SumOfSquares", "Σ acc²"},
       {"RmsNorm", "y = r ⊙ acc"},
       {"RmsNormBackward", "d_h = γ ⊙ acc − r²·s·h + d_residual;  d_γ = Σ acc ⊙ h (γ in the epilogue)"},
       {"FoldedWeightGradient", "d_W = γ ⊙ acc;  d_γ = Σ_rows acc ⊙ W"},

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "call_check.h"
 #include "coda/loss.h"
@@ -127,16 +126,20 @@ void clear(const Gpu& gpu, const LinearHeadGradients<bf16>& gradients) {
 struct GpuLinearCrossEntropy::Memory {
   GpuLossSize size;
   int device;
-  hopper::DeviceMemory memory;
+  hopper::DeviceMemory memory;  // unless the caller's is used
   hopper::Pieces whole;
   hopper::LossPieces pieces;
 
   Memory(const Gpu& gpu, const GpuLossSize& size_)
       : size(size_), device(gpu.device()), memory(memory_bytes(size)), whole(memory.data()), pieces(whole, size) {
-    const std::vector<float> ones(static_cast<size_t>(size.chunk_tokens), 1.f);
-    hopper::check(cudaMemcpy(pieces.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice),
-                  "cudaMemcpy");
-    hopper::synchronize();  // a copy from pageable memory may return before it is there
+    hopper::fill_ones(gpu, {pieces.ones, size.chunk_tokens});
+    hopper::synchronize();  // other streams may use it next
+  }
+  Memory(const Gpu& gpu, const GpuLossSize& size_, void* of_caller)
+      : size(size_), device(gpu.device()), whole(static_cast<std::byte*>(of_caller)), pieces(whole, size) {
+    if (of_caller == nullptr || reinterpret_cast<uintptr_t>(of_caller) % 256 != 0)
+      throw OperandError("memory", fmt::format("at address {}", of_caller), "an address that is a multiple of 256");
+    hopper::fill_ones(gpu, {pieces.ones, size.chunk_tokens});
   }
 
   void check_call(const Gpu& gpu, const LinearHead<bf16>& head, const CrossEntropyOptions& options) const {
@@ -184,6 +187,8 @@ GpuLinearCrossEntropy::GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& 
   const hopper::DeviceGuard current(gpu.device());
   memory_ = std::make_unique<Memory>(gpu, hopper::checked(size));
 }
+GpuLinearCrossEntropy::GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& size, void* memory)
+    : memory_(std::make_unique<Memory>(gpu, hopper::checked(size), memory)) {}
 GpuLinearCrossEntropy::~GpuLinearCrossEntropy() = default;
 GpuLinearCrossEntropy::GpuLinearCrossEntropy(GpuLinearCrossEntropy&&) noexcept = default;
 GpuLinearCrossEntropy& GpuLinearCrossEntropy::operator=(GpuLinearCrossEntropy&&) noexcept = default;

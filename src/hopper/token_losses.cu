@@ -43,6 +43,11 @@ __device__ double sum_of_warp(double value) {
   return value;
 }
 
+__global__ void __launch_bounds__(kThreads) fill_ones_kernel(Vector<float> x) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < x.size) x[i] = 1;
+}
+
 __global__ void set_divisor_kernel(double value, double* divisor) {
   *divisor = value;
 }
@@ -107,6 +112,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+void fill_ones(const Gpu& gpu, Vector<float> x) {
+  if (x.size == 0) return;
+  launch(gpu, "fill_ones", fill_ones_kernel, dim3(static_cast<unsigned>(ceil_div(x.size, kThreads))), dim3(kThreads),
+         x);
+}
 
 void loss_divisor(const Gpu& gpu, const TokenLoss& token_loss, const CrossEntropyOptions& options, double* divisor) {
   if (options.reduction == Reduction::mean && !options.divisor)

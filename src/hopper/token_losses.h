@@ -12,6 +12,8 @@ struct LossSums {
 };
 inline constexpr int64_t kLossTokens = 32;
 
+void fill_ones(const Gpu& gpu, Vector<float> x);
+
 /// *divisor, on the device: what the reduction divides by.
 void loss_divisor(const Gpu& gpu, const coda::detail::TokenLoss& token_loss, const CrossEntropyOptions& options,
                   double* divisor);

@@ -10,6 +10,8 @@ CODA_PROGRAM(Residual<Tensors<float>, GammaInEpilogue>);
 CODA_PROGRAM(Residual<Tensors<bf16>, GammaInEpilogue>);
 CODA_PROGRAM(Residual<Tensors<float>, GammaPlusOneInEpilogue>);
 CODA_PROGRAM(Residual<Tensors<bf16>, GammaPlusOneInEpilogue>);
+CODA_PROGRAM(SumOfSquares<Tensors<float>>);
+CODA_PROGRAM(SumOfSquares<Tensors<bf16>>);
 CODA_PROGRAM(RmsNorm<Tensors<float>>);
 CODA_PROGRAM(RmsNorm<Tensors<bf16>>);
 CODA_PROGRAM(RmsNormBackward<Tensors<float>>);

@@ -7,6 +7,7 @@ using namespace coda;
 CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>>);
 CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>, GammaInEpilogue>);
 CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>, GammaPlusOneInEpilogue>);
+CODA_HOPPER_PROGRAM(no_product, SumOfSquares<Tensors<bf16>>);
 CODA_HOPPER_PROGRAM(TN, RmsNorm<Tensors<bf16>>);
 CODA_HOPPER_PROGRAM_AND(cooperative_128x256, NN, NN, RmsNormBackward<Tensors<bf16>>);
 CODA_HOPPER_PROGRAM_AND(cooperative_128x256, NN, NN, RmsNormBackward<Tensors<bf16>, StreamEnds>);

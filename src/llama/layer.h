@@ -75,11 +75,22 @@ struct Stream<const E> {
   Vector<const float> inv_rms;
 };
 
+/// What a layer's MLP leaves for its backward pass, besides attention's output. y is made again.
+template <class E>
+struct MlpTape {
+  Matrix<E> h_mid;            // [M, d]
+  Vector<float> inv_rms_mid;  // [M]
+  Matrix<E> gate_up;          // [M, 2F]  empty: not kept
+};
+
 /// What the forward pass leaves for the backward pass, besides the stream at the layer's input. Kept: z and the stream in
-/// the middle; y is made again.
+/// the middle.
 template <class Engine, class E>
 struct LayerTape {
   LayerTape(const Config& config, int64_t tokens, bool keep);
+  MlpTape<E> mlp(int64_t tokens, bool keep) {
+    return {h_mid.top(tokens), inv_rms_mid.vector(tokens), keep ? gate_up.top(tokens) : Matrix<E>{}};
+  }
   BufferOn<Engine, E> qkv;              // [M, qkv_width]
   BufferOn<Engine, E> attention;        // [M, query_width]
   BufferOn<Engine, float> log_sum_exp;  // [heads, M]  if kept
@@ -88,10 +99,22 @@ struct LayerTape {
   BufferOn<Engine, E> gate_up;          // [M, 2F]  if kept
 };
 
+/// Memory that one half of a layer needs while it runs.
+template <class E>
+struct LayerScratch {
+  Matrix<float> partial;   // [slots, M]  of a row reduction
+  Vector<float> mean_dot;  // [M]
+  Matrix<E> y;             // [M, F]
+  Matrix<E> d_gate_up;     // [M, 2F]
+};
+
 /// Memory that layers use one after the other.
 template <class Engine, class E>
 struct LayerWorkspace {
   LayerWorkspace(const Config& config, int64_t tokens, bool backward);
+  LayerScratch<E> scratch(int64_t tokens, bool backward) {
+    return {partial.matrix(), mean_dot.vector(tokens), y.top(tokens), backward ? d_gate_up.top(tokens) : Matrix<E>{}};
+  }
   BufferOn<Engine, float> partial;   // [slots, M]  of a row reduction
   BufferOn<Engine, float> mean_dot;  // [M]
   BufferOn<Engine, E> y;             // [M, F]
@@ -108,14 +131,14 @@ void layer_forward(Engine& engine, const Config& config, const Places<Engine>& p
                    Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
                    Stream<E> out);
 
-/// The parts of a forward pass on either side of attention, for callers with an attention of their own.
+/// The parts of a forward pass on either side of attention, for callers with an attention of their own: F4, and F1 to F3 with
+/// the r of the norm behind them. Widths are those of the matrices.
 template <class Engine, class E>
 void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
                  Matrix<E> qkv);
 template <class Engine, class E>
-void mlp_forward(Engine& engine, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
-                 Matrix<const E> attention, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
-                 Stream<E> out);
+void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, const MlpTape<E>& tape, const LayerScratch<E>& scratch, Stream<E> out);
 
 /// d_h holds dL/d(stream behind the layer) and receives dL/d(stream in front of it). Weight gradients are stored, or added to
 /// what is there.
@@ -123,6 +146,17 @@ template <class Engine, class E>
 void layer_backward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
                     Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, Matrix<E> d_h,
                     const LayerGradients& gradients, bool add);
+
+/// The parts of a backward pass on either side of attention's: B3 to B1, and B4. A gradient without data is not computed.
+template <class Engine, class E>
+void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
+                  const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
+                  const LayerGradients& gradients, bool add);
+/// d_qkv is read and overwritten. d_residual is what else reaches in.h, or without data; d_h may be its memory.
+template <class Engine, class E>
+void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
+                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<E> d_qkv, Matrix<const E> d_residual,
+                  Matrix<E> d_h, Matrix<float> d_weight, bool add);
 
 /// out (+)= aᵀ b over tokens: a weight gradient in float.
 template <class Engine, class E>

@@ -57,24 +57,23 @@ void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeight
 }
 
 template <class Engine, class E>
-void mlp_forward(Engine& engine, const Config& config, const LayerWeights<E>& weights, Matrix<const E> h_in,
-                 Matrix<const E> attention, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, bool keep,
-                 Stream<E> out) {
-  const int64_t m = h_in.rows, d = config.hidden;
-  const Matrix<float> sum_sq = row_slots(workspace.partial.matrix(), m, d);
-  const Matrix<E> h_mid = tape.h_mid.top(m);
-  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m);
-  const Matrix<E> y = workspace.y.top(m);
+void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights, Matrix<const E> h_in,
+                 Matrix<const E> attention, const MlpTape<E>& tape, const LayerScratch<E>& scratch, Stream<E> out) {
+  const int64_t m = h_in.rows, d = h_in.cols;
+  const Matrix<float> sum_sq = row_slots(scratch.partial, m, d);
 
-  gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = h_mid, .sum_sq = sum_sq});
-  inv_rms(engine, sum_sq, d, config.rms_eps, inv_rms_mid);
-  if (keep)
+  gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = tape.h_mid, .sum_sq = sum_sq});
+  inv_rms(engine, sum_sq, d, rms_eps, tape.inv_rms_mid);
+  const Matrix<const E> h_mid = tape.h_mid;
+  if (tape.gate_up.data != nullptr)
     gemm(engine, h_mid, weights.gate_up,
-         RmsNormSwiGlu<Tensors<E>>{.inv_rms = inv_rms_mid, .gate_up = tape.gate_up.top(m), .y = y});
+         RmsNormSwiGlu<Tensors<E>>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
   else
-    gemm(engine, h_mid, weights.gate_up, RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = inv_rms_mid, .y = y});
-  gemm(engine, y, weights.down, Residual<Tensors<E>>{.residual = h_mid, .h = out.h, .sum_sq = sum_sq});
-  inv_rms(engine, sum_sq, d, config.rms_eps, out.inv_rms);
+    gemm(engine, h_mid, weights.gate_up,
+         RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = tape.inv_rms_mid, .y = scratch.y});
+  const Matrix<const E> y = scratch.y;
+  gemm(engine, y, weights.down, Residual<Tensors<E>>{.residual = tape.h_mid, .h = out.h, .sum_sq = sum_sq});
+  inv_rms(engine, sum_sq, d, rms_eps, out.inv_rms);
 }
 
 template <class Engine, class E>
@@ -87,11 +86,13 @@ void layer_forward(Engine& engine, const Config& config, const Places<Engine>& p
       keep ? Matrix<float>{tape.log_sum_exp.matrix().data, config.heads, m} : Matrix<float>{};
   qkv_forward(engine, places, weights, in, qkv);
   attention_forward<E>(engine, attention_shape(config), places.documents, qkv, attention, log_sum_exp);
-  mlp_forward<Engine, E>(engine, config, weights, in.h, attention, tape, workspace, keep, out);
+  mlp_forward<Engine, E>(engine, config.rms_eps, weights, in.h, attention, tape.mlp(m, keep),
+                         workspace.scratch(m, false), out);
 }
 
 template <class Engine, class E>
 void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add) {
+  if (out.data == nullptr && out.rows == 0) return;
   // In float Store's own type is what is asked for, and no instantiation beside it.
   using StoreFloat = Store<Tensors<E>, std::conditional_t<std::is_same_v<E, float>, Activation, float>>;
   if (add)
@@ -101,39 +102,43 @@ void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matri
 }
 
 template <class Engine, class E>
-void layer_backward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
-                    Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, Matrix<E> d_h,
-                    const LayerGradients& gradients, bool add) {
-  const int64_t m = d_h.rows, d = config.hidden;
-  const Matrix<const E> d_h_next = d_h;
-  const Matrix<E> h_mid = tape.h_mid.top(m), gate_up = tape.gate_up.top(m), qkv = tape.qkv.top(m),
-                  attention = tape.attention.top(m);
-  const Vector<float> inv_rms_mid = tape.inv_rms_mid.vector(m), s = workspace.mean_dot.vector(m);
-  const Matrix<E> y = workspace.y.top(m), d_gate_up = workspace.d_gate_up.top(m), d_h_mid = workspace.d_h_mid.top(m),
-                  d_attention = workspace.d_attention.top(m), d_qkv = workspace.d_qkv.top(m);
+void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
+                  const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
+                  const LayerGradients& gradients, bool add) {
+  const int64_t m = d_h_next.rows, d = d_h_next.cols;
+  const Vector<float> s = scratch.mean_dot;
+  const Matrix<const E> y = scratch.y, d_gate_up = scratch.d_gate_up, h_mid = tape.h_mid, d_h_mid_stored = d_h_mid;
 
   // B3
-  const Matrix<float> dot_z = row_slots(workspace.partial.matrix(), m, config.ffn);
+  const Matrix<float> dot_z = row_slots(scratch.partial, m, y.cols);
   gemm(engine, d_h_next, transpose(weights.down),
-       SwiGluBackward<Tensors<E>>{
-           .inv_rms = inv_rms_mid, .gate_up = gate_up, .d_gate_up = d_gate_up, .y = y, .dot_z = dot_z});
+       SwiGluBackward<Tensors<E>>{.inv_rms = tape.inv_rms_mid,
+                                  .gate_up = tape.gate_up,
+                                  .d_gate_up = scratch.d_gate_up,
+                                  .y = scratch.y,
+                                  .dot_z = dot_z});
   mean_dot(engine, dot_z, d, s);
   weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
 
   // B2
   gemm(engine, d_gate_up, transpose(weights.gate_up),
        RmsNormBackward<Tensors<E>>{
-           .inv_rms = inv_rms_mid, .mean_dot = s, .h = h_mid, .d_residual = d_h_next, .d_h = d_h_mid});
+           .inv_rms = tape.inv_rms_mid, .mean_dot = s, .h = h_mid, .d_residual = d_h_next, .d_h = d_h_mid});
   weight_gradient<Engine, E>(engine, d_gate_up, h_mid, gradients.gate_up, add);
 
   // B1
-  gemm(engine, d_h_mid, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
-  weight_gradient<Engine, E>(engine, d_h_mid, attention, gradients.o, add);
-  attention_backward<E>(engine, attention_shape(config), places.documents, qkv, attention, d_attention,
-                        Matrix<const float>{tape.log_sum_exp.matrix().data, config.heads, m}, d_qkv);
+  gemm(engine, d_h_mid_stored, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
+  weight_gradient<Engine, E>(engine, d_h_mid_stored, attention, gradients.o, add);
+}
 
-  // B4
-  const Matrix<float> dot_qkv = row_slots(workspace.partial.matrix(), m, config.qkv_width());
+template <class Engine, class E>
+void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
+                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<E> d_qkv, Matrix<const E> d_residual,
+                  Matrix<E> d_h, Matrix<float> d_weight, bool add) {
+  const int64_t m = d_qkv.rows, d = d_h.cols;
+  const Vector<float> s = scratch.mean_dot;
+  const Matrix<const E> d_qkv_stored = d_qkv;
+  const Matrix<float> dot_qkv = row_slots(scratch.partial, m, d_qkv.cols);
   map(engine, d_qkv,
       RopeBackward<Tensors<E>>{.inv_rms = in.inv_rms,
                                .position = places.positions,
@@ -143,19 +148,44 @@ void layer_backward(Engine& engine, const Config& config, const Places<Engine>& 
                                .d_qkv = d_qkv,
                                .dot = dot_qkv});
   mean_dot(engine, dot_qkv, d, s);
-  gemm(engine, d_qkv, transpose(weights.qkv),
-       RmsNormBackward<Tensors<E>>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_h_mid, .d_h = d_h});
-  weight_gradient<Engine, E>(engine, d_qkv, in.h, gradients.qkv, add);
+  if (d_residual.data != nullptr)
+    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+         RmsNormBackward<Tensors<E>>{
+             .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
+  else
+    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+         RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
+  weight_gradient<Engine, E>(engine, d_qkv_stored, in.h, d_weight, add);
+}
+
+template <class Engine, class E>
+void layer_backward(Engine& engine, const Config& config, const Places<Engine>& places, const LayerWeights<E>& weights,
+                    Stream<const E> in, LayerTape<Engine, E>& tape, LayerWorkspace<Engine, E>& workspace, Matrix<E> d_h,
+                    const LayerGradients& gradients, bool add) {
+  const int64_t m = d_h.rows;
+  const Matrix<E> qkv = tape.qkv.top(m), attention = tape.attention.top(m), d_h_mid = workspace.d_h_mid.top(m),
+                  d_attention = workspace.d_attention.top(m), d_qkv = workspace.d_qkv.top(m);
+  const LayerScratch<E> scratch = workspace.scratch(m, true);
+  mlp_backward<Engine, E>(engine, weights, attention, tape.mlp(m, true), scratch, d_h, d_h_mid, d_attention, gradients,
+                          add);
+  attention_backward<E>(engine, attention_shape(config), places.documents, qkv, attention, d_attention,
+                        Matrix<const float>{tape.log_sum_exp.matrix().data, config.heads, m}, d_qkv);
+  qkv_backward<Engine, E>(engine, places, weights, in, qkv, scratch, d_qkv, d_h_mid, d_h, gradients.qkv, add);
 }
 
 #define CODA_LAYER(Engine, E)                                                                                          \
   template struct LayerTape<Engine, E>;                                                                                \
   template struct LayerWorkspace<Engine, E>;                                                                           \
   template void qkv_forward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<E>);       \
-  template void mlp_forward(Engine&, const Config&, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,          \
-                            LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                       \
+  template void mlp_forward(Engine&, double, const LayerWeights<E>&, Matrix<const E>, Matrix<const E>,                 \
+                            const MlpTape<E>&, const LayerScratch<E>&, Stream<E>);                                     \
   template void layer_forward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>,  \
                               LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, bool, Stream<E>);                     \
+  template void mlp_backward(Engine&, const LayerWeights<E>&, Matrix<const E>, const MlpTape<E>&,                      \
+                             const LayerScratch<E>&, Matrix<const E>, Matrix<E>, Matrix<E>, const LayerGradients&,     \
+                             bool);                                                                                    \
+  template void qkv_backward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<const E>, \
+                             const LayerScratch<E>&, Matrix<E>, Matrix<const E>, Matrix<E>, Matrix<float>, bool);      \
   template void layer_backward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, \
                                LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, Matrix<E>, const LayerGradients&,    \
                                bool);                                                                                  \

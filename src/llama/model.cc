@@ -223,7 +223,8 @@ class DecoderOf final : public Decoder::Impl {
         attention_decode<E>(cpu, shape, qkv.row(0), seen.col_range(q, kv), seen.col_range(q + kv, kv),
                             attention.row(0));
       }
-      mlp_forward<Cpu, E>(cpu, config_, weights, in.h, attention, p.tape(l), p.workspace, false, p.stream(l + 1, m));
+      mlp_forward<Cpu, E>(cpu, config_.rms_eps, weights, in.h, attention, p.tape(l).mlp(m, false),
+                          p.workspace.scratch(m, false), p.stream(l + 1, m));
     }
     const Stream<E> last = p.stream(config_.layers, m);
     gemm(cpu, last.h.row_range(m - 1, 1), model_.weights.matrix(model_.parameters.lm_head()),

@@ -44,6 +44,14 @@ struct Residual {
   }
 };
 
+/// The sum that the RMSNorm of a stored stream needs, where no product made it: a map over h.
+template <class S = Tensors<bf16>>
+struct SumOfSquares {
+  Out<S, RowSum<float, 128>> sum_sq;  // [N/128, M]
+
+  CODA_FN void operator()(Real<S> h) { sum_sq = h * h; }
+};
+
 /// y = r ⊙ acc: a normalised product that nothing follows.
 template <class S = Tensors<bf16>>
 struct RmsNorm {

@@ -91,6 +91,7 @@ void add(Programs& programs) {
   programs.add<Residual<S>>({{"h", "residual"}});
   programs.add<Residual<S, GammaInEpilogue>>({{"h", "residual"}});
   programs.add<Residual<S, GammaPlusOneInEpilogue>>({{"h", "residual"}});
+  programs.add<SumOfSquares<S>>();
   programs.add<RmsNorm<S>>({{"y", kMapped}});
   programs.add<RmsNormBackward<S>>({{"d_h", "d_residual"}, {"d_h", "h"}});
   programs.add<RmsNormBackward<S, StreamEnds>>({{"d_h", "h"}});

@@ -1,0 +1,269 @@
+"""The operators as functions: any leading dimensions, autocast, and errors that name the operand.
+
+M tokens (all leading dimensions together), width d, hidden F. Weights are [out, in], as torch.nn.Linear keeps them, and may
+be float32 or bfloat16 whatever the activations are; every gradient has its parameter's type. Activations are float32 or
+bfloat16, on a GPU bfloat16. Sums are of float32, and a value is rounded once, when it is stored.
+"""
+
+import torch
+from torch import Tensor
+
+from .operators import coda
+
+_REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+_GLU = {"silu": 0, "none": 1, "tanh": 2}
+_INT32 = torch.iinfo(torch.int32)
+
+
+def _shape(x):
+    return "x".join(str(n) for n in x.shape) or "a single value"
+
+
+# Checks run in every call: what an error would say is put together only where there is one.
+
+
+def _refuse(operand, got, needs, error=ValueError):
+    raise error(f"{operand} is {got}; it needs {needs}")
+
+
+def _check_tensor(x, name):
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it needs to be a tensor")
+    # A DTensor's local part is not the tensor that is meant.
+    if type(x).__name__ == "DTensor":
+        raise TypeError(f"{name} is a DTensor; coda's operators need the whole of it: gather it first, with full_tensor()")
+
+
+def _activations(x, name, width=None):
+    """x in the type that it is computed in, as a matrix of tokens."""
+    _check_tensor(x, name)
+    if x.dim() == 0:
+        _refuse(name, "a single value", "at least one dimension")
+    device = x.device.type
+    if device not in ("cpu", "cuda"):
+        _refuse(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    if x.dtype != torch.bfloat16 and (x.dtype != torch.float32 or device == "cuda"):
+        _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
+    if width is not None and x.shape[-1] != width:
+        _refuse(name, _shape(x), f"a last dimension of {width}")
+    return (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
+
+
+def _parameter(x, name, like, shape):
+    """x, a parameter of this shape; None in it: any size."""
+    _check_tensor(x, name)
+    if x.device != like.device:
+        _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
+    if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
+        _refuse(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
+    if x.dim() != len(shape) or any(want is not None and want != got for want, got in zip(shape, x.shape)):
+        _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
+    return x.contiguous()
+
+
+def _multiple(n, of, what):
+    if n % of != 0:
+        _refuse(what, str(n), f"a multiple of {of}")
+
+
+def _lead(x, lead):
+    """x with the leading dimensions that the caller's tensors have."""
+    return x if len(lead) == 1 else x.unflatten(0, lead)
+
+
+def _keeps(*tensors):
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _gate_up(w_gate, w_up, x):
+    w_gate = _parameter(w_gate, "w_gate", x, (None, x.shape[1]))
+    _multiple(w_gate.shape[0], 8, "w_gate's number of rows")
+    return w_gate, _parameter(w_up, "w_up", x, tuple(w_gate.shape))
+
+
+def _qkv(wq, wk, wv, x, head_dim):
+    _multiple(head_dim, 16, "head_dim")
+    for w, name in ((wq, "wq"), (wk, "wk"), (wv, "wv")):
+        if w.shape[0] % head_dim != 0:
+            _refuse(f"{name}'s number of rows", str(w.shape[0]), f"a multiple of head_dim, {head_dim}")
+    wq = _parameter(wq, "wq", x, (None, x.shape[1]))
+    wk = _parameter(wk, "wk", x, (None, x.shape[1]))
+    return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
+
+
+def _rotary(position, turns, x, width):
+    _check_tensor(position, "position")
+    if position.is_floating_point():
+        _refuse("position", f"of {position.dtype}", "integers", TypeError)
+    if position.numel() != x.shape[0]:
+        _refuse("position", f"of {position.numel()} tokens", f"{x.shape[0]}, one for each token")
+    _check_tensor(turns, "turns")
+    if tuple(turns.shape) != (2, width // 2):
+        _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+    return position.reshape(-1).to(torch.int32).contiguous(), turns
+
+
+def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """Rotary frequencies for norm_linear_rope and block, [2, (heads + 2 kv_heads) · head_dim / 2].
+
+    inv_freq [head_dim / 2]: radians per position, already scaled if they are (Llama 3), as Hugging Face's rotary_emb.inv_freq.
+    In turns, as a float and what it leaves of the exact quotient, so that positions up to 2^24 keep their fraction of a turn.
+    """
+    _check_tensor(inv_freq, "inv_freq")
+    turns = inv_freq.double() / (2 * torch.pi)
+    high = turns.float()
+    low = (turns - high.double()).float()
+    of_head = torch.stack((high, low))
+    return torch.cat((of_head.repeat(1, heads + kv_heads), of_head.new_zeros(2, kv_heads * inv_freq.numel())), 1)
+
+
+def _split_heads(qkv, lead, wq, wk, wv):
+    q, k, v = qkv.split((wq.shape[0], wk.shape[0], wv.shape[0]), -1)
+    return _lead(q, lead), _lead(k, lead), _lead(v, lead)
+
+
+def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
+    """From one layer's attention to the next one's: (h_next, q, k, v).
+
+        h_mid  = h + a woᵀ
+        h_next = h_mid + swiglu(norm(h_mid; gamma_mlp), w_gate, w_up) w_downᵀ
+        q, k, v = norm(h_next; gamma_attention) by wq, wk, wv; q and k turned by their positions
+
+    a [..., heads · head_dim]: attention's output; h [..., d]: the residual stream; position [...]: integers; turns: rotary_turns.
+    q and k come in packed order: within a head, dimensions i and i + head_dim / 2 stand in blocks of 8. Their dot products are
+    what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
+    16, F of 8.
+    """
+    lead = h.shape[:-1]
+    h = _activations(h, "h")
+    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
+    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    w_gate, w_up = _gate_up(w_gate, w_up, h)
+    w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
+    gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
+    gamma_attention = _parameter(gamma_attention, "gamma_attention", h, (h.shape[1],))
+    wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
+    position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
+    weights = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
+    h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
+    return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
+
+
+def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
+    """The last layer's part of block: h_next [..., d]."""
+    lead = h.shape[:-1]
+    h = _activations(h, "h")
+    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
+    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    w_gate, w_up = _gate_up(w_gate, w_up, h)
+    w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
+    gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
+    weights = (wo, gamma_mlp, w_gate, w_up, w_down)
+    return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
+
+
+def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
+    """q, k and v of norm(h; gamma), q and k turned by their positions and in packed order, as block's.
+
+    One product and a pass over h for its norm; the backward pass has one elementwise pass, over the gradients of q, k and v.
+    """
+    lead = h.shape[:-1]
+    h = _activations(h, "h")
+    gamma = _parameter(gamma, "gamma", h, (h.shape[1],))
+    wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
+    position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
+    qkv, _ = coda.norm_linear_rope(h, gamma, wq, wk, wv, position, turns, head_dim, eps)
+    return _split_heads(qkv, lead, wq, wk, wv)
+
+
+def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
+    lead = x.shape[:-1]
+    x = _activations(x, name)
+    w_gate, w_up = _gate_up(w_gate, w_up, x)
+    if gamma is not None:
+        gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
+    keep = _keeps(x, gamma, w_gate, w_up)
+    return _lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
+
+
+def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
+    """silu(gate) · up [..., F], with gate and up of norm(h; gamma).
+
+    One product and a pass over h; gate and up are kept. In the backward pass swiglu's derivative is an elementwise pass: only
+    block, whose next product is coda's too, has it in an epilogue.
+    """
+    return _linear_glu(h, gamma, w_gate, w_up, "silu", eps, "h")
+
+
+def linear_swiglu(x, w_gate, w_up):
+    """silu(x w_gateᵀ) · (x w_upᵀ) [..., F]. As norm_linear_swiglu without its norm."""
+    return _linear_glu(x, None, w_gate, w_up, "silu", 0.0, "x")
+
+
+def linear_geglu(x, w_gate, w_up, *, approximate="none"):
+    """gelu(x w_gateᵀ) · (x w_upᵀ) [..., F]; approximate: "none" is erf's, "tanh" the approximation."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate is {approximate!r}; it needs to be 'none' or 'tanh'")
+    return _linear_glu(x, None, w_gate, w_up, approximate, 0.0, "x")
+
+
+def linear_residual(x, weight, residual):
+    """x weightᵀ + residual, rounded once. The gradient of residual is the upstream one."""
+    lead = residual.shape[:-1]
+    x = _activations(x, "x")
+    weight = _parameter(weight, "weight", x, (None, x.shape[1]))
+    r = _activations(residual, "residual", weight.shape[0]).to(x.dtype)
+    if r.shape[0] != x.shape[0]:
+        _refuse("residual", f"of {r.shape[0]} tokens", f"{x.shape[0]}, as x has")
+    return _lead(coda.linear_residual(x, weight, r), lead)
+
+
+def linear_cross_entropy(
+    x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None, label_smoothing=0.0,
+    z_loss=0.0, softcap=None, return_z_loss=False,
+):  # fmt: skip
+    """The cross-entropy of softmax(x weightᵀ) at labels; the logits [M, V] never exist whole.
+
+    reduction "none": [...], "sum", or "mean" over the tokens whose label is not ignore_index, NaN where there are none, as in
+    PyTorch. divisor: what "mean" divides by instead (the tokens of a whole step, so that micro-batches add up). token_weight [...]:
+    times each token's loss; "mean" divides by their sum. z_loss m adds m · logsumexp². softcap c makes the logits c · tanh(l / c).
+    With return_z_loss the result is a pair, the second the part that is z_loss, without a gradient. Losses are float32.
+
+    Gradients of "sum" and "mean" are made with the loss (three products in all) and scaled by the upstream gradient, which is
+    rounded to their type; those of "none" make the logits again. A label outside [0, V) is a ValueError that names it on a CPU; on
+    a GPU, where looking would wait for the device, that token's loss is NaN.
+    """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
+    _check_tensor(labels, "labels")
+    if labels.is_floating_point():
+        _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        _refuse("ignore_index", str(ignore_index), "32 bits")
+    lead = x.shape[:-1]
+    x = _activations(x, "x")
+    weight = _parameter(weight, "weight", x, (None, x.shape[1]))
+    if labels.shape != lead:
+        _refuse("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+    # What does not fit into 32 bits is no label either way, and must not become one.
+    label = labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
+    if token_weight is not None:
+        _check_tensor(token_weight, "token_weight")
+        if token_weight.shape != lead:
+            _refuse("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
+        token_weight = token_weight.detach().reshape(-1).float().contiguous()
+    needs = _keeps(x, weight)
+    try:
+        loss, z, *_ = coda.linear_cross_entropy(
+            x, weight, label, token_weight, _REDUCTIONS[reduction], divisor, ignore_index, label_smoothing, z_loss, softcap,
+            int(needs),
+        )  # fmt: skip
+    except RuntimeError as error:
+        if "; it needs" in str(error):  # coda's own words: an operand that cannot be
+            raise ValueError(str(error)) from None
+        raise
+    if reduction == "none":
+        loss, z = _lead(loss, lead), _lead(z, lead)
+    return (loss, z) if return_z_loss else loss

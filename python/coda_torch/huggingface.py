@@ -1,0 +1,457 @@
+"""patch(model): a Hugging Face Llama that runs on coda's operators, and remains itself in everything else.
+
+Between two attentions there is one boundary module: the output projection, the MLP and both norms of one layer's end, and the
+projections of the next one's attention, as one operator. The boundaries hold the model's own submodules, whose names and
+parameters stay what they are; attention is whatever the model is configured for. A boundary whose parts coda's operator cannot
+stand for (a hook on a norm, an adapter in the place of a linear layer) runs as those parts, and says so once.
+"""
+
+import dataclasses
+import functools
+import inspect
+import logging
+import types
+
+import torch
+from torch import nn
+
+from . import functional
+
+logger = logging.getLogger("coda_torch")
+
+_STATE = "_coda_torch"
+
+
+def _hooked(module):
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+
+
+def _why_not_plain(name, module, kind):
+    """Why a submodule's formula is not what its class says; None if it is."""
+    if type(module) is not kind:
+        return f"{name} is a {type(module).__name__}"
+    if "forward" in vars(module):
+        return f"{name} has a forward of its own"
+    if _hooked(module):
+        return f"{name} has a hook"
+    if getattr(module, "bias", None) is not None:
+        return f"{name} has a bias"
+    if nn.utils.parametrize.is_parametrized(module):
+        return f"{name} is parametrized"
+    return None
+
+
+class Attention(nn.Module):
+    """A layer's attention between the projections, by the implementation that the model is configured for."""
+
+    def __init__(self, layer, eager):
+        super().__init__()
+        self.self_attn = layer.self_attn
+        self.eager = eager
+
+    def forward(self, q, k, v, mask, cache, kwargs):
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        attention = self.self_attn
+        q, k, v = (x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for x in (q, k, v))
+        if cache is not None:
+            k, v = cache.update(k, v, attention.layer_idx)
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, self.eager)
+        dropout = attention.attention_dropout if attention.training else 0.0
+        out, _ = run(attention, q, k, v, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
+        return out.reshape(*out.shape[:2], -1)
+
+
+def _qkv_parts(layer, norm_kind):
+    a = layer.self_attn
+    return [
+        ("input_layernorm", layer.input_layernorm, norm_kind),
+        *((name, getattr(a, name), nn.Linear) for name in ("q_proj", "k_proj", "v_proj")),
+    ]
+
+
+def _mlp_parts(layer, norm_kind):
+    return [
+        ("post_attention_layernorm", layer.post_attention_layernorm, norm_kind),
+        ("o_proj", layer.self_attn.o_proj, nn.Linear),
+        *((name, getattr(layer.mlp, name), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")),
+    ]
+
+
+class Boundary(nn.Module):
+    """From a layer's attention to the next one's: (a, h) to (h_next, q, k, v). Without a next layer, to (h_next,); without a layer
+    in front, from (h,) to (h, q, k, v). The unit of sharding and of activation checkpointing."""
+
+    def __init__(self, layer, following, index, rotate, norm_kind):
+        super().__init__()
+        self.layer_modules = nn.ModuleDict()
+        self.following_modules = nn.ModuleDict()
+        parts = []
+        if layer is not None:
+            parts += _mlp_parts(layer, norm_kind)
+            self.layer_modules.update({name: module for name, module, _ in _mlp_parts(layer, norm_kind)})
+            self.mlp = layer.mlp
+        if following is not None:
+            parts += _qkv_parts(following, norm_kind)
+            self.following_modules.update({name: module for name, module, _ in _qkv_parts(following, norm_kind)})
+        self.head_dim = (layer or following).self_attn.head_dim
+        self._parts = parts  # a list of tuples: not registered again
+        self._index = index
+        self._rotate = rotate
+        self._told = False
+
+    def why_unfused(self):
+        for part in self._parts:
+            reason = _why_not_plain(*part)
+            if reason:
+                return reason
+        if self.layer_modules and (_hooked(self.mlp) or "forward" in vars(self.mlp)):
+            return "mlp has a hook or a forward of its own"
+        return None
+
+    def forward(self, h, places, a=None):
+        reason = self.why_unfused()
+        if reason is None:
+            return self._fused(h, places, a)
+        if not self._told:
+            logger.warning("coda_torch: boundary %d runs unfused, since %s", self._index, reason)
+            self._told = True
+        return self._unfused(h, places, a)
+
+    def _fused(self, h, places, a):
+        own, following = self.layer_modules, self.following_modules
+        weights = []
+        if own:
+            weights = [own.o_proj.weight, own.post_attention_layernorm.weight, own.gate_proj.weight, own.up_proj.weight,
+                       own.down_proj.weight]  # fmt: skip
+            eps = own.post_attention_layernorm.variance_epsilon
+        if not following:
+            return (functional.block_tail(a, h, *weights, eps=eps),)
+        weights += [following.input_layernorm.weight, following.q_proj.weight, following.k_proj.weight,
+                    following.v_proj.weight]  # fmt: skip
+        if not own:
+            eps = following.input_layernorm.variance_epsilon
+            q, k, v = functional.norm_linear_rope(
+                h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps
+            )
+            return h, q, k, v
+        return functional.block(a, h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps)
+
+    def _unfused(self, h, places, a):
+        own, following = self.layer_modules, self.following_modules
+        if own:
+            h = h + own.o_proj(a)
+            h = h + self.mlp(own.post_attention_layernorm(h))
+        if not following:
+            return (h,)
+        x = following.input_layernorm(h)
+        q, k, v = (following[name](x) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k))
+        q, k = self._rotate(q, k, *places.cos_sin(x))
+        return h, q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), v
+
+
+@dataclasses.dataclass
+class Places:
+    """Where the tokens of a forward pass stand."""
+
+    rotary: nn.Module
+    position_ids: torch.Tensor  # [batch or 1, length]
+    position: torch.Tensor  # [batch, length], int32
+    turns: torch.Tensor
+
+    def cos_sin(self, x):
+        return self.rotary(x, position_ids=self.position_ids)
+
+
+class Boundaries(nn.ModuleList):
+    """Children of the model, so that whatever walks its modules finds them. What they hold has its name elsewhere."""
+
+    def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
+        return {} if destination is None else destination
+
+
+def _forget_missing(model, keys, prefix):
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith(prefix)]
+
+
+def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, inputs_embeds=None,
+                   use_cache=None, **kwargs):  # fmt: skip
+    from transformers.cache_utils import DynamicCache
+    from transformers.masking_utils import create_causal_mask
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    state = getattr(self, _STATE)
+    cache_name = state.cache_name
+    cache = kwargs.pop("past_key_values", cache)
+    for name in ("output_attentions", "output_hidden_states"):
+        if kwargs.pop(name, None) or getattr(self.config, name, False):
+            raise NotImplementedError(f"{name}: a model that coda_torch patched does not make them; unpatch it first")
+    kwargs.pop("return_dict", None)
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give one of input_ids and inputs_embeds")
+    h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+    use_cache = self.config.use_cache if use_cache is None else use_cache
+    checkpointing = self.training and any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+    if checkpointing or (self.training and cache is None):
+        use_cache = False
+    if use_cache and cache is None:
+        cache = DynamicCache(config=self.config)
+    if position_ids is None:
+        past = cache.get_seq_length() if cache is not None else 0
+        position_ids = (torch.arange(h.shape[1], device=h.device) + past).unsqueeze(0)
+    mask = create_causal_mask(
+        config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
+        **{cache_name: cache},
+    )  # fmt: skip
+    places = Places(
+        self.rotary_emb,
+        position_ids,
+        position_ids.expand(h.shape[:2]).to(torch.int32).contiguous(),
+        state.turns(h.device),
+    )
+    if torch.is_autocast_enabled(h.device.type):
+        h = h.to(torch.get_autocast_dtype(h.device.type))
+
+    h, qkv = _run_layers(self, state, h, places, mask, cache if use_cache else None, position_ids, checkpointing, kwargs)
+    return BaseModelOutputWithPast(last_hidden_state=self.norm(h), **{cache_name: cache if use_cache else None})
+
+
+def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointing, kwargs):
+    layers = list(model.layers[: model.config.num_hidden_layers])
+    boundaries, attentions = model.coda_boundaries, state.attentions
+    qkv = None  # of the layer that comes next, where the boundary in front of it has made them
+    for i, layer in enumerate(layers):
+        if state.why_whole(layer) is not None:
+            # Somebody looks at this layer from outside: it runs as it is.
+            state.tell_whole(i, layer)
+            cached = {state.cache_name: cache}
+            h = layer(h, attention_mask=mask, position_ids=position_ids, use_cache=cache is not None,
+                      position_embeddings=places.cos_sin(h), **cached, **kwargs)  # fmt: skip
+            qkv = None
+            continue
+        if qkv is None:
+            # The boundary in front belongs to the layer before; only its second half is to be run.
+            entry = state.entry(i)
+            h, *qkv = entry(h, places)
+        joined = i + 1 < len(layers) and state.why_whole(layers[i + 1]) is None
+        boundary = boundaries[i + 1] if joined or i + 1 == len(layers) else state.tail(i)
+
+        def step(h, q, k, v, attention=attentions[i], boundary=boundary):
+            return boundary(h, places, attention(q, k, v, mask, cache, kwargs))
+
+        if checkpointing:
+            h, *qkv = layer._gradient_checkpointing_func(step, h, *qkv)
+        else:
+            h, *qkv = step(h, *qkv)
+        if not joined:
+            qkv = None
+    return h, qkv
+
+
+def _lm_forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, inputs_embeds=None, labels=None,
+                use_cache=None, logits_to_keep=0, **kwargs):  # fmt: skip
+    state = getattr(self.model, _STATE)
+    of_model = {
+        "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+        "inputs_embeds": inputs_embeds, "use_cache": use_cache, state.cache_name: kwargs.pop("past_key_values", cache),
+    }  # fmt: skip
+    if labels is None or not self.training or state.why_plain_loss(self) is not None:
+        return state.lm_forward(labels=labels, logits_to_keep=logits_to_keep, **of_model, **kwargs)
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    # What transformers' ForCausalLMLoss takes.
+    items = kwargs.pop("num_items_in_batch", None)
+    ignore_index = kwargs.pop("ignore_index", -100)
+    shifted = kwargs.pop("shift_labels", None)
+    hidden = self.model(**of_model, **kwargs).last_hidden_state
+    if shifted is None:
+        shifted = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss = functional.linear_cross_entropy(
+        hidden, self.lm_head.weight, shifted.to(hidden.device), ignore_index=ignore_index,
+        reduction="mean" if items is None else "sum",
+    )  # fmt: skip
+    if items is not None:
+        loss = loss / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
+    return CausalLMOutputWithPast(loss=loss, logits=None)
+
+
+class _State:
+    """What patch() keeps beside the model."""
+
+    def __init__(self, model, norm_kind, rotate, eager):
+        inner = model.model
+        self.norm_kind, self.rotate = norm_kind, rotate
+        self.inner = [inner]  # in a list: a module would be registered where it is kept
+        self.lm_forward = model.forward
+        self.attentions = [Attention(layer, eager) for layer in inner.layers]
+        # Its name differs between versions of transformers.
+        takes = inspect.signature(type(inner.layers[0]).forward).parameters
+        self.cache_name = "cache" if "cache" in takes else "past_key_values"
+        self._turns = {}
+        self._halves = {}
+        self._told = set()
+
+    def turns(self, device):
+        if device not in self._turns:
+            inner = self.inner[0]
+            config = inner.config
+            self._turns[device] = functional.rotary_turns(
+                _inv_freq(inner.rotary_emb).to(device), config.num_attention_heads, config.num_key_value_heads
+            )
+        return self._turns[device]
+
+    @staticmethod
+    def why_whole(layer):
+        if _hooked(layer):
+            return "has a hook"
+        if "forward" in vars(layer):
+            return "has a forward of its own"
+        if _hooked(layer.self_attn) or "forward" in vars(layer.self_attn):
+            return "has an attention with a hook or a forward of its own"
+        return None
+
+    def tell_whole(self, i, layer):
+        if i not in self._told:
+            self._told.add(i)
+            logger.warning("coda_torch: layer %d runs unfused, since it %s", i, self.why_whole(layer))
+
+    def entry(self, i):
+        """The second half of the boundary in front of layer i."""
+        layers = self.inner[0].layers
+        if i == 0:
+            return self.inner[0].coda_boundaries[0]
+        return self._halves.setdefault(("entry", i), Boundary(None, layers[i], i, self.rotate, self.norm_kind))
+
+    def tail(self, i):
+        """The first half of the boundary behind layer i."""
+        layers = self.inner[0].layers
+        return self._halves.setdefault(("tail", i), Boundary(layers[i], None, i + 1, self.rotate, self.norm_kind))
+
+    @staticmethod
+    def why_plain_loss(model):
+        from transformers.loss.loss_utils import ForCausalLMLoss
+
+        if getattr(model.loss_function, "__func__", model.loss_function) is not ForCausalLMLoss:
+            return "the model has a loss of its own"
+        return _why_not_plain("lm_head", model.lm_head, nn.Linear)
+
+
+def _inv_freq(rotary):
+    """Radians per position in float32: the model's own, or, where a cast of the model has rounded those, from its configuration."""
+    if rotary.inv_freq.dtype == torch.float32 and not rotary.inv_freq.is_meta:
+        return rotary.inv_freq.detach()
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if rotary.rope_type == "default":
+        return rotary.compute_default_rope_parameters(rotary.config)[0]
+    return ROPE_INIT_FUNCTIONS[rotary.rope_type](rotary.config)[0]
+
+
+def _families():
+    """Model classes that can be patched: their norms, rotations and eager attentions."""
+    import importlib
+
+    families = {}
+    for name in ("Llama", "Mistral"):
+        module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+        families[getattr(module, f"{name}ForCausalLM")] = (
+            getattr(module, f"{name}RMSNorm"),
+            module.apply_rotary_pos_emb,
+            module.eager_attention_forward,
+        )
+    return families
+
+
+def _check(model, families):
+    if type(model) not in families:
+        missing = {
+            "Qwen2ForCausalLM": "biases of q, k and v",
+            "Qwen3ForCausalLM": "norms of heads in the operators for PyTorch",
+            "GemmaForCausalLM": "GEGLU and (1 + weight) norms in the block operator",
+            "Gemma2ForCausalLM": "GEGLU, (1 + weight) norms, and norms behind attention and MLP",
+        }
+        name = type(model).__name__
+        why = f"; for it coda_torch lacks {missing[name]}" if name in missing else ""
+        known = ", ".join(sorted(c.__name__ for c in families))
+        raise NotImplementedError(f"the model is a {name}; patch needs one of {known}{why}")
+    if hasattr(model.model, _STATE):
+        raise ValueError("the model is patched already")
+    config = model.config
+    wants = [
+        ("hidden_act", config.hidden_act, config.hidden_act in ("silu", "swish"), "'silu'"),
+        ("head_dim", model.model.layers[0].self_attn.head_dim, model.model.layers[0].self_attn.head_dim % 16 == 0,
+         "a multiple of 16"),
+        ("intermediate_size", config.intermediate_size, config.intermediate_size % 8 == 0, "a multiple of 8"),
+        ("attention_bias", getattr(config, "attention_bias", False), not getattr(config, "attention_bias", False), "False"),
+        ("mlp_bias", getattr(config, "mlp_bias", False), not getattr(config, "mlp_bias", False), "False"),
+        ("the scaling of attention by its rotary embedding", model.model.rotary_emb.attention_scaling,
+         model.model.rotary_emb.attention_scaling == 1, "1"),
+    ]  # fmt: skip
+    rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
+    wants.append(("rope_type", rope_type, rope_type in ("default", "linear", "llama3"), "'default', 'linear' or 'llama3'"))
+    for name, got, ok, needs in wants:
+        if not ok:
+            raise NotImplementedError(f"{name} is {got!r}; coda_torch needs {needs}")
+
+
+def patch(model):
+    """Makes a LlamaForCausalLM or MistralForCausalLM run on coda's operators, in place, and returns it.
+
+    What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
+    requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What changes: in
+    training with labels the loss comes out without logits (output.logits is None); keys in a cache are in packed order, so a cache
+    belongs to the patched model; under autocast the residual stream has autocast's type. Raises NotImplementedError that names what
+    coda lacks for another model.
+    """
+    families = _families()
+    _check(model, families)
+    norm_kind, rotate, eager = families[type(model)]
+    inner = model.model
+    state = _State(model, norm_kind, rotate, eager)
+    layers = list(inner.layers)
+    boundaries = Boundaries(
+        Boundary(before, behind, i, rotate, norm_kind)
+        for i, (before, behind) in enumerate(zip([None, *layers], [*layers, None]))
+    )
+    setattr(inner, _STATE, state)
+    inner.coda_boundaries = boundaries
+    prefix = "model.coda_boundaries."
+    state.hooks = [
+        model.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix=prefix)),
+        inner.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix="coda_boundaries.")),
+    ]
+    state.had_forward = {id(m): vars(m).get("forward") for m in (model, inner)}
+    inner.forward = _stands_for(_model_forward, inner)
+    model.forward = _stands_for(_lm_forward, model)
+    return model
+
+
+def _stands_for(function, module):
+    """function as module's forward, with the signature of its class's: generate() asks for it."""
+
+    @functools.wraps(type(module).forward)
+    def forward(self, *args, **kwargs):
+        return function(self, *args, **kwargs)
+
+    return types.MethodType(forward, module)
+
+
+def unpatch(model):
+    """Undoes patch(), in place, and returns the model. ValueError if it is not patched."""
+    state = getattr(model.model, _STATE, None)
+    if state is None:
+        raise ValueError("the model is not patched")
+    for hook in state.hooks:
+        hook.remove()
+    for module in (model, model.model):
+        before = state.had_forward[id(module)]
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+    del model.model.coda_boundaries
+    delattr(model.model, _STATE)
+    return model

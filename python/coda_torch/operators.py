@@ -1,0 +1,272 @@
+"""What PyTorch must know of the operators besides their kernels: shapes without data, and derivatives.
+
+Each operator `x` is torch.ops.coda.x, its derivative torch.ops.coda.x_backward; both are whole units for torch.compile,
+checkpointing by operator name, and CUDA graphs. What a forward pass keeps is among its outputs. The derivatives have none
+of their own: a second one raises.
+"""
+
+import torch
+from torch.library import register_autograd, register_fake
+
+from . import _library  # noqa: F401  the operators must be there
+
+coda = torch.ops.coda
+
+
+def _mask(needed):
+    return sum(1 << bit for bit, need in enumerate(needed) if need)
+
+
+def _given(gradients, needed):
+    """None in the place of what was not asked for."""
+    return tuple(g if need else None for g, need in zip(gradients, needed))
+
+
+def _zeros_if_none(gradient, like):
+    return torch.zeros_like(like) if gradient is None else gradient.contiguous()
+
+
+def _masked(parameters, mask):
+    """What a backward operator returns for parameters: their shapes, or nothing where the mask has no bit."""
+    return tuple(torch.empty_like(p) if mask >> bit & 1 else p.new_empty(0) for bit, p in enumerate(parameters))
+
+
+def _no_second_derivative(name):
+    def setup(ctx, inputs, output):
+        pass
+
+    def backward(ctx, *gradients):
+        raise NotImplementedError(f"coda::{name} has no derivative: coda_torch's operators can be differentiated once")
+
+    register_autograd(f"coda::{name}", backward, setup_context=setup)
+
+
+# A layer's boundary: everything between its attention and the next layer's.
+
+
+@register_fake("coda::block")
+def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, head_dim, eps, keep):
+    tokens, width = h.shape
+    r = h.new_empty(tokens, dtype=torch.float32)
+    return (
+        torch.empty_like(h),
+        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        r,
+        torch.empty_like(h),
+        torch.empty_like(r),
+        h.new_empty(tokens if keep else 0, 2 * w_gate.shape[0]),
+    )
+
+
+@register_fake("coda::block_backward")
+def _(
+    d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down,
+    gamma_attention, wq, wk, wv, position, turns, head_dim, mask,
+):  # fmt: skip
+    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
+    return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask))
+
+
+def _block_setup(ctx, inputs, output):
+    a, h, *weights = inputs[:11]
+    position, turns, ctx.head_dim = inputs[11:14]
+    h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up = output
+    ctx.mark_non_differentiable(inv_rms_next, h_mid, inv_rms_mid, gate_up)
+    ctx.save_for_backward(a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, *weights, position, turns)
+
+
+def _block_backward(ctx, d_h_next, d_qkv, *_):
+    a, h_next, qkv, *saved = ctx.saved_tensors
+    needed = ctx.needs_input_grad[2:11]
+    d_a, d_h, *d_weights = coda.block_backward(
+        _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, ctx.head_dim, _mask(needed)
+    )
+    return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None)
+
+
+register_autograd("coda::block", _block_backward, setup_context=_block_setup)
+_no_second_derivative("block_backward")
+
+
+@register_fake("coda::block_tail")
+def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep):
+    tokens = h.shape[0]
+    return (
+        torch.empty_like(h),
+        torch.empty_like(h),
+        h.new_empty(tokens, dtype=torch.float32),
+        h.new_empty(tokens if keep else 0, 2 * w_gate.shape[0]),
+    )
+
+
+@register_fake("coda::block_tail_backward")
+def _(d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down, mask):
+    return (torch.empty_like(a), torch.empty_like(h_mid), *_masked((wo, gamma_mlp, w_gate, w_up, w_down), mask))
+
+
+def _tail_setup(ctx, inputs, output):
+    a, h, *weights = inputs[:7]
+    _, h_mid, inv_rms_mid, gate_up = output
+    ctx.mark_non_differentiable(h_mid, inv_rms_mid, gate_up)
+    ctx.save_for_backward(a, h_mid, inv_rms_mid, gate_up, *weights)
+
+
+def _tail_backward(ctx, d_h_next, *_):
+    needed = ctx.needs_input_grad[2:7]
+    d_a, d_h, *d_weights = coda.block_tail_backward(d_h_next.contiguous(), *ctx.saved_tensors, _mask(needed))
+    return (d_a, d_h, *_given(d_weights, needed), None, None)
+
+
+register_autograd("coda::block_tail", _tail_backward, setup_context=_tail_setup)
+_no_second_derivative("block_tail_backward")
+
+
+# Products with a norm in front of them.
+
+
+@register_fake("coda::norm_linear_rope")
+def _(h, gamma, wq, wk, wv, position, turns, head_dim, eps):
+    tokens = h.shape[0]
+    return (
+        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        h.new_empty(tokens, dtype=torch.float32),
+    )
+
+
+@register_fake("coda::norm_linear_rope_backward")
+def _(d_qkv, h, qkv, inv_rms, gamma, wq, wk, wv, position, turns, head_dim, mask):
+    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv), mask))
+
+
+def _rope_setup(ctx, inputs, output):
+    h, *weights = inputs[:5]
+    position, turns, ctx.head_dim = inputs[5:8]
+    qkv, inv_rms = output
+    ctx.mark_non_differentiable(inv_rms)
+    ctx.save_for_backward(h, qkv, inv_rms, *weights, position, turns)
+
+
+def _rope_backward(ctx, d_qkv, _):
+    needed = ctx.needs_input_grad[1:5]
+    d_h, *d_weights = coda.norm_linear_rope_backward(
+        d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
+    )
+    return (d_h, *_given(d_weights, needed), None, None, None, None)
+
+
+register_autograd("coda::norm_linear_rope", _rope_backward, setup_context=_rope_setup)
+_no_second_derivative("norm_linear_rope_backward")
+
+
+@register_fake("coda::norm_linear_glu")
+def _(h, gamma, w_gate, w_up, glu, eps, keep):
+    tokens, ffn = h.shape[0], w_gate.shape[0]
+    return (
+        h.new_empty(tokens, ffn),
+        h.new_empty(tokens if keep else 0, 2 * ffn),
+        h.new_empty(tokens, dtype=torch.float32),
+    )
+
+
+@register_fake("coda::norm_linear_glu_backward")
+def _(d_y, h, gate_up, inv_rms, gamma, w_gate, w_up, glu, mask):
+    if gamma is None:
+        d_gamma = w_gate.new_empty(0)
+    else:
+        d_gamma = torch.empty_like(gamma) if mask & 1 else gamma.new_empty(0)
+    return (torch.empty_like(h), d_gamma, *_masked((w_gate, w_up), mask >> 1))
+
+
+def _glu_setup(ctx, inputs, output):
+    h, gamma, w_gate, w_up, ctx.glu = inputs[:5]
+    _, gate_up, inv_rms = output
+    ctx.mark_non_differentiable(gate_up, inv_rms)
+    ctx.save_for_backward(h, gate_up, inv_rms, gamma, w_gate, w_up)
+
+
+def _glu_backward(ctx, d_y, *_):
+    needed = ctx.needs_input_grad[1:4]
+    d_h, *d_weights = coda.norm_linear_glu_backward(d_y.contiguous(), *ctx.saved_tensors, ctx.glu, _mask(needed))
+    return (d_h, *_given(d_weights, needed), None, None, None)
+
+
+register_autograd("coda::norm_linear_glu", _glu_backward, setup_context=_glu_setup)
+_no_second_derivative("norm_linear_glu_backward")
+
+
+@register_fake("coda::linear_residual")
+def _(x, weight, residual):
+    return torch.empty_like(residual)
+
+
+@register_fake("coda::linear_residual_backward")
+def _(d_h, x, weight, mask):
+    return (torch.empty_like(x), *_masked((weight,), mask))
+
+
+def _residual_setup(ctx, inputs, output):
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _residual_backward(ctx, d_h):
+    needed = ctx.needs_input_grad[1:2]
+    d_x, *d_weight = coda.linear_residual_backward(d_h.contiguous(), *ctx.saved_tensors, _mask(needed))
+    return (d_x, *_given(d_weight, needed), d_h)
+
+
+register_autograd("coda::linear_residual", _residual_backward, setup_context=_residual_setup)
+_no_second_derivative("linear_residual_backward")
+
+
+# The vocabulary's loss.
+
+
+@register_fake("coda::linear_cross_entropy")
+def _(
+    x, weight, label, token_weight, reduction, divisor, ignore_index, label_smoothing, z_loss, softcap, mask
+):  # fmt: skip
+    tokens = x.shape[0]
+    made = mask != 0 and reduction != 0
+    loss = x.new_empty((tokens,) if reduction == 0 else (), dtype=torch.float32)
+    return (
+        loss,
+        torch.empty_like(loss),
+        x.new_empty(tokens, dtype=torch.float32),
+        x.new_empty(tokens if made else 0, x.shape[1]),
+        weight.new_empty(weight.shape[0] if made else 0, weight.shape[1]),
+    )
+
+
+@register_fake("coda::linear_cross_entropy_backward")
+def _(
+    d_loss, x, weight, label, token_weight, log_sum_exp, reduction, divisor, ignore_index, label_smoothing, z_loss,
+    softcap,
+):  # fmt: skip
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _loss_setup(ctx, inputs, output):
+    x, weight, label, token_weight, *ctx.options, _ = inputs
+    _, z_loss, log_sum_exp, d_x, d_weight = output
+    ctx.mark_non_differentiable(z_loss, log_sum_exp, d_x, d_weight)
+    if ctx.options[0] == 0:
+        ctx.save_for_backward(x, weight, label, token_weight, log_sum_exp)
+    else:
+        ctx.save_for_backward(d_x, d_weight)
+
+
+def _loss_backward(ctx, d_loss, *_):
+    if ctx.options[0] == 0:
+        d_x, d_weight = coda.linear_cross_entropy_backward(
+            d_loss.float().contiguous(), *ctx.saved_tensors, *ctx.options
+        )
+    else:
+        # Made with the loss, for an upstream gradient of 1. The caller may come again: they stay as they are.
+        d_x, d_weight = (d * d_loss.to(d.dtype) for d in ctx.saved_tensors)
+    needed = ctx.needs_input_grad[:2]
+    return (*_given((d_x, d_weight), needed), *(None,) * 9)
+
+
+register_autograd("coda::linear_cross_entropy", _loss_backward, setup_context=_loss_setup)
+_no_second_derivative("linear_cross_entropy_backward")

@@ -1,0 +1,68 @@
+// Tensors of PyTorch as coda's matrices. Only its stable ABI is used: one binary serves every PyTorch from 2.11 on.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "coda/error.h"
+#include "coda/tensor.h"
+
+namespace coda::torch_ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <class T>
+inline constexpr ScalarType kScalarType = ScalarType::Undefined;
+template <>
+inline constexpr ScalarType kScalarType<float> = ScalarType::Float;
+template <>
+inline constexpr ScalarType kScalarType<bf16> = ScalarType::BFloat16;
+template <>
+inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
+template <>
+inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
+
+/// A tensor of the device of `like`, not initialised.
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType type) {
+  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), type);
+}
+template <class T>
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
+  return empty(like, sizes, kScalarType<T>);
+}
+
+inline std::string shape_of(const Tensor& x) {
+  std::string text = "[";
+  for (int64_t i = 0; i < x.dim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(x.size(i));
+  return text + "]";
+}
+
+template <class T>
+void check_type(const Tensor& x, const char* name) {
+  if (x.scalar_type() != kScalarType<std::remove_const_t<T>>)
+    throw OperandError(name, "of another type", "that of the activations");
+}
+
+/// A matrix whose columns are next to each other. Throws OperandError.
+template <class T>
+Matrix<T> matrix(const Tensor& x, const char* name) {
+  check_type<T>(x, name);
+  if (x.dim() != 2) throw OperandError(name, "of shape " + shape_of(x), "two dimensions");
+  // Strides of dimensions of 1 or 0 say nothing.
+  if (x.size(1) > 1 && x.stride(1) != 1)
+    throw OperandError(name, "of column stride " + std::to_string(x.stride(1)), "columns next to each other");
+  const int64_t stride = x.size(0) > 1 ? x.stride(0) : x.size(1);
+  return {static_cast<T*>(x.data_ptr()), x.size(0), x.size(1), stride};
+}
+template <class T>
+Vector<T> vector(const Tensor& x, const char* name) {
+  check_type<T>(x, name);
+  if (x.numel() > 1 && !x.is_contiguous()) throw OperandError(name, "with gaps", "values next to each other");
+  return {static_cast<T*>(x.data_ptr()), x.numel()};
+}
+
+}  // namespace coda::torch_ops
