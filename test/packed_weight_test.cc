@@ -35,8 +35,8 @@ double rounding(double exact) {
 }
 
 TEST(PackedWeight, RowsGoWhereInterleaveAndPackHeadsPutThem) {
-  const PackedRows gate{.order = Order::gate}, up{.order = Order::up}, heads{.order = Order::half_split, .head_dim = 48},
-      behind{.order = Order::plain, .first = 96};
+  const PackedRows gate{.order = Order::gate}, up{.order = Order::up},
+      heads{.order = Order::half_split, .head_dim = 48}, behind{.order = Order::plain, .first = 96};
   for (int64_t i = 0; i < 24; ++i) {
     EXPECT_EQ(gate.packed(i), packed_row(i, false));
     EXPECT_EQ(up.packed(i), packed_row(i, true));
@@ -56,12 +56,13 @@ void check_pack(bool folded) {
   const auto gamma = normals<G>(kCols, 2);
   std::vector<E> packed(kPacked * kCols, E(kPoison));
   Cpu cpu(2);
-  pack(cpu, Matrix<const W>(plain.data(), kRows, kCols), rows, folded ? Vector<const G>(gamma.data(), kCols) : Vector<const G>{},
-       Matrix<E>(packed.data(), kPacked, kCols));
+  pack(cpu, Matrix<const W>(plain.data(), kRows, kCols), rows,
+       folded ? Vector<const G>(gamma.data(), kCols) : Vector<const G>{}, Matrix<E>(packed.data(), kPacked, kCols));
   for (int64_t i = 0; i < kRows; ++i)
     for (int64_t j = 0; j < kCols; ++j) {
       const double want = double{plain[i * kCols + j]} * (folded ? double{gamma[j]} : 1);
-      ASSERT_NEAR(double{packed[rows.packed(i) * kCols + j]}, want, rounding<E>(want)) << "row " << i << ", column " << j;
+      ASSERT_NEAR(double{packed[rows.packed(i) * kCols + j]}, want, rounding<E>(want))
+          << "row " << i << ", column " << j;
     }
   for (int64_t i = 0; i < kPacked; ++i)
     if (i < kFirst || i >= kFirst + kRows) {
@@ -71,9 +72,10 @@ void check_pack(bool folded) {
   const auto d_packed = normals<float>(kPacked * kCols, 3);
   std::vector<W> d_plain(kRows * kCols, W(kPoison));
   std::vector<float> slots(2 * kCols, kPoison), d_gamma(kCols, kPoison);
-  unpack_gradient(cpu, Matrix<const float>(d_packed.data(), kPacked, kCols), rows, Matrix<const W>(plain.data(), kRows, kCols),
-                  folded ? Vector<const G>(gamma.data(), kCols) : Vector<const G>{}, Matrix<W>(d_plain.data(), kRows, kCols),
-                  Matrix<float>(slots.data(), 2, kCols));
+  unpack_gradient(cpu, Matrix<const float>(d_packed.data(), kPacked, kCols), rows,
+                  Matrix<const W>(plain.data(), kRows, kCols),
+                  folded ? Vector<const G>(gamma.data(), kCols) : Vector<const G>{},
+                  Matrix<W>(d_plain.data(), kRows, kCols), Matrix<float>(slots.data(), 2, kCols));
   total(cpu, Matrix<const float>(slots.data(), 2, kCols), Vector<float>(d_gamma.data(), kCols));
   for (int64_t j = 0; j < kCols; ++j) {
     double want_gamma = 0, size = 0;
@@ -98,7 +100,8 @@ TEST(PackedWeight, IsThePlainOneFoldedAndSoIsItsGradient) {
 
 TEST(PackedWeight, GradientsThatAreNotAskedForAreNotWritten) {
   constexpr int64_t kRows = 16, kCols = 8;
-  const auto plain = normals<float>(kRows * kCols, 1), d_packed = normals<float>(kRows * kCols, 2), gamma = normals<float>(kCols, 3);
+  const auto plain = normals<float>(kRows * kCols, 1), d_packed = normals<float>(kRows * kCols, 2),
+             gamma = normals<float>(kCols, 3);
   std::vector<float> slots(kCols, kPoison), d_plain(kRows * kCols, kPoison);
   Cpu cpu(1);
   const Matrix<const float> d(d_packed.data(), kRows, kCols), w(plain.data(), kRows, kCols);
