@@ -53,12 +53,14 @@ inline constexpr Order kOrders[] = {{8, false}, {4, false}, {2, false}, {1, fals
 struct Problem {
   coda::detail::Form form;
   Shape shape;
-  double loaded_tiles;  // that the program reads beside the accumulators, of their width
+  double epilogue_tiles;
   int multiprocessors;
 };
 Problem problem_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
                    const coda::detail::ProgramInfo& program, int multiprocessors);
-double loaded_tiles(std::span<const Field> fields);
+/// What a program does to a tile of accumulators, in tiles of their size that it loads or stores; angles of pairs and a
+/// log-sum-exp count as what they were measured to take.
+double epilogue_tiles(std::span<const Field> fields);
 
 /// Waves of tiles over the multiprocessors, two tiles a cluster.
 int64_t waves(const Problem& problem, coda::detail::HopperTile tile);
