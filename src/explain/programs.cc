@@ -26,7 +26,6 @@ std::string formula(std::string_view family) {
       {"SumOfSquares", "Σ acc²"},
       {"RmsNorm", "y = r ⊙ acc"},
       {"RmsNormBackward", "d_h = γ ⊙ acc − r²·s·h + d_residual;  d_γ = Σ acc ⊙ h (γ in the epilogue)"},
-      {"SumOfSquares", "Σ h²"},
       {"RmsNormSwiGlu", "z = r ⊙ acc;  y = silu(gate) · up"},
       {"SwiGluBackward", "d_z = vjp(swiglu, z, acc);  Σ d_z·z;  y again"},
       {"RmsNormGlu", "z = r ⊙ acc;  y = f(gate, up)"},

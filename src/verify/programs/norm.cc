@@ -98,7 +98,6 @@ void add(Programs& programs) {
   programs.add<RmsNormBackward<S, StreamJoins, GammaInEpilogue>>({{"d_h", "d_residual"}});
   programs.add<RmsNormBackward<S, StreamEnds, GammaInEpilogue>>();
   programs.add<RmsNormBackward<S, StreamJoins, GammaPlusOneInEpilogue>>({{"d_h", "d_residual"}});
-  programs.add<SumOfSquares<S>>();
   add_norm_derivative<S, StreamJoins, GammaFolded>(programs);
   add_norm_derivative<S, StreamEnds, GammaFolded>(programs);
   add_norm_derivative<S, StreamJoins, GammaInEpilogue>(programs);
