@@ -1,8 +1,7 @@
 # The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
 # everything else builds without nvcc.
 file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc src/llama/gpu/*.cc)
-# These need no GPU, and are in coda.
-list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc ${PROJECT_SOURCE_DIR}/src/hopper/plan_cache.cc)
+list(REMOVE_ITEM hopper_sources ${hopper_sources_without_gpu})  # they are in coda
 file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
 if(NOT CODA_CUDA)
   return()
@@ -56,7 +55,7 @@ target_compile_options(coda_hopper PRIVATE "${coda_cuda_options}")
 # Verification finds a program's kernels by weak references, which draw nothing out of an archive.
 add_custom_target(coda_cuda DEPENDS coda_hopper)
 if(CODA_BUILD_CLI)
-  foreach(part verify bench)
+  foreach(part verify bench explain)
     file(GLOB sources CONFIGURE_DEPENDS src/${part}/gpu/*.cc)
     target_sources(coda_cli PRIVATE ${sources})
   endforeach()

@@ -314,16 +314,19 @@ std::string obstacle_to_fusing(const Factor& a, const Factor& b, const ProgramIn
 
 }  // namespace
 
-Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
-            int multiprocessors, std::string_view card, const TunedPlans& tuned) {
-  std::string reason = obstacle_to_fusing(a, b, program);
-  if (!reason.empty()) return {.reason = std::move(reason)};
-  const Problem problem = problem_of(a, b, program, multiprocessors);
+Plan choose(const Problem& problem, const HopperKernels& kernels, std::string_view card, const TunedPlans& tuned) {
   if (const TunedPlan* entry = tuned.find(card, kernels.name, problem.form, problem.shape))
     for (const HopperKernel& kernel : kernels.products)
       if (kernel.form == problem.form && kernel.tile == entry->tile && is_legal(problem, entry->tile, entry->order))
         return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
-  Plan plan = untuned(problem, kernels);
+  return untuned(problem, kernels);
+}
+
+Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
+            int multiprocessors, std::string_view card, const TunedPlans& tuned) {
+  std::string reason = obstacle_to_fusing(a, b, program);
+  if (!reason.empty()) return {.reason = std::move(reason)};
+  Plan plan = choose(problem_of(a, b, program, multiprocessors), kernels, card, tuned);
   if (plan.kernel == nullptr) plan.reason = "a reduction of the program is wider than every tile";
   return plan;
 }

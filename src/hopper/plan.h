@@ -110,7 +110,10 @@ Plan untuned(const Problem& problem, const coda::detail::HopperKernels& kernels)
 
 class TunedPlans;
 
-/// How this call is run on a card: as it was tuned, where that is a candidate, or untuned. The call has been checked.
+/// As it was tuned on the card, where that is a candidate, or untuned.
+Plan choose(const Problem& problem, const coda::detail::HopperKernels& kernels, std::string_view card,
+            const TunedPlans& tuned);
+/// How this call is run: so, if it can be fused. The call has been checked.
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
             const coda::detail::HopperKernels& kernels, int multiprocessors, std::string_view card,
             const TunedPlans& tuned);
