@@ -50,7 +50,7 @@ std::vector<GpuPlan> gpu_plans(const Program& program, const Sizes& sizes, std::
     plans.push_back(plan_of(found->kernels(),
                             {.form = one,
                              .shape = {sizes.m, sizes.n, *sizes.k},
-                             .loaded_tiles = hopper::loaded_tiles(program.fields),
+                             .epilogue_tiles = hopper::epilogue_tiles(program.fields),
                              .multiprocessors = card.multiprocessors},
                             card, tuned));
   }
