@@ -19,9 +19,8 @@ def _shape(x):
     return "x".join(str(n) for n in x.shape) or "a single value"
 
 
-def _need(ok, operand, got, needs, error=ValueError):
-    if not ok:
-        raise error(f"{operand} is {got}; it needs {needs}")
+def _wrong(operand, got, needs, error=ValueError):
+    return error(f"{operand} is {got}; it needs {needs}")
 
 
 def _check_tensor(x, name):
@@ -33,31 +32,51 @@ def _check_tensor(x, name):
 
 
 def _activations(x, name, width=None):
-    """x in the type that it is computed in, as a matrix of tokens."""
+    """x in the type that it is computed in, as a matrix of tokens, and its leading dimensions."""
     _check_tensor(x, name)
-    _need(x.dim() >= 1, name, "a single value", "at least one dimension")
-    _need(x.device.type in ("cpu", "cuda"), name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
+    if x.dim() == 0:
+        raise _wrong(name, "a single value", "at least one dimension")
+    if x.device.type not in ("cpu", "cuda"):
+        raise _wrong(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     types = (torch.bfloat16,) if x.is_cuda else (torch.float32, torch.bfloat16)
-    _need(x.dtype in types, name, f"of {x.dtype}", " or ".join(map(str, types)), TypeError)
-    if width is not None:
-        _need(x.shape[-1] == width, name, f"{_shape(x)}", f"a last dimension of {width}")
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    if x.dtype not in types:
+        raise _wrong(name, f"of {x.dtype}", " or ".join(map(str, types)), TypeError)
+    if width is not None and x.shape[-1] != width:
+        raise _wrong(name, _shape(x), f"a last dimension of {width}")
+    lead = x.shape[:-1]
+    return x.reshape(lead.numel(), x.shape[-1]).contiguous(), lead
+
+
+def _beside(x, name, width, like, like_name):
+    """x as a matrix of the tokens and of the type of `like`."""
+    x, _ = _activations(x, name, width)
+    if x.device != like.device:
+        raise _wrong(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
+    if x.shape[0] != like.shape[0]:
+        raise _wrong(name, f"of {x.shape[0]} tokens", f"{like.shape[0]}, as {like_name} has")
+    return x.to(like.dtype)
+
+
+def _with_lead(y, lead):
+    return y.view(*lead, y.shape[-1])
 
 
 def _parameter(x, name, like, shape):
     _check_tensor(x, name)
-    _need(x.device == like.device, name, f"on {x.device}", f"to be on {like.device}, as the activations are")
-    _need(x.dtype in (torch.float32, torch.bfloat16), name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
-    want = tuple(n if n is not None else got for n, got in zip(shape, x.shape))
-    _need(tuple(x.shape) == want and x.dim() == len(shape), name, _shape(x),
-          "x".join("any" if n is None else str(n) for n in shape))  # fmt: skip
+    if x.device != like.device:
+        raise _wrong(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        raise _wrong(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
+    if x.dim() != len(shape) or any(n is not None and n != got for n, got in zip(shape, x.shape)):
+        raise _wrong(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
     return x if x.is_contiguous() else x.contiguous()
 
 
 def _multiple(n, of, what):
-    _need(n % of == 0, what, str(n), f"a multiple of {of}")
+    if n % of != 0:
+        raise _wrong(what, n, f"a multiple of {of}")
 
 
 def _keeps(*tensors):
@@ -72,20 +91,26 @@ def _gate_up(w_gate, w_up, x):
 
 def _qkv(wq, wk, wv, x, head_dim):
     _multiple(head_dim, 16, "head_dim")
-    for w, name in ((wq, "wq"), (wk, "wk"), (wv, "wv")):
-        _need(w.shape[0] % head_dim == 0, f"{name}'s number of rows", str(w.shape[0]), f"a multiple of head_dim, {head_dim}")
     wq = _parameter(wq, "wq", x, (None, x.shape[1]))
     wk = _parameter(wk, "wk", x, (None, x.shape[1]))
+    for w, name in ((wq, "wq"), (wk, "wk")):
+        if w.shape[0] % head_dim != 0:
+            raise _wrong(f"{name}'s number of rows", w.shape[0], f"a multiple of head_dim, {head_dim}")
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
 
 
 def _rotary(position, turns, x, width):
     _check_tensor(position, "position")
-    _need(not position.is_floating_point(), "position", f"of {position.dtype}", "integers", TypeError)
+    if position.is_floating_point():
+        raise _wrong("position", f"of {position.dtype}", "integers", TypeError)
     position = position.reshape(-1)
-    _need(position.shape[0] == x.shape[0], "position", f"of {position.shape[0]} tokens", f"{x.shape[0]}, one for each token")
+    if position.shape[0] != x.shape[0]:
+        raise _wrong("position", f"of {position.shape[0]} tokens", f"{x.shape[0]}, one for each token")
     _check_tensor(turns, "turns")
-    _need(tuple(turns.shape) == (2, width // 2), "turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+    if tuple(turns.shape) != (2, width // 2):
+        raise _wrong("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+    if turns.dtype != torch.float32:
+        raise _wrong("turns", f"of {turns.dtype}", "float32 (coda_torch.rotary_turns)", TypeError)
     return position.to(torch.int32).contiguous(), turns
 
 
@@ -105,7 +130,7 @@ def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
 
 def _split_heads(qkv, lead, wq, wk, wv):
     q, k, v = qkv.split((wq.shape[0], wk.shape[0], wv.shape[0]), -1)
-    return q.unflatten(0, lead), k.unflatten(0, lead), v.unflatten(0, lead)
+    return _with_lead(q, lead), _with_lead(k, lead), _with_lead(v, lead)
 
 
 def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -120,10 +145,9 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
     16, F of 8.
     """
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
-    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
-    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    h, lead = _activations(h, "h")
+    wo = _parameter(wo, "wo", h, (h.shape[1], None))
+    a = _beside(a, "a", wo.shape[1], h, "h")
     w_gate, w_up = _gate_up(w_gate, w_up, h)
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
@@ -132,20 +156,19 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
     weights = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
     h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
-    return (h_next.unflatten(0, lead), *_split_heads(qkv, lead, wq, wk, wv))
+    return (_with_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
 def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     """The last layer's part of block: h_next [..., d]."""
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
-    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
-    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    h, lead = _activations(h, "h")
+    wo = _parameter(wo, "wo", h, (h.shape[1], None))
+    a = _beside(a, "a", wo.shape[1], h, "h")
     w_gate, w_up = _gate_up(w_gate, w_up, h)
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
     weights = (wo, gamma_mlp, w_gate, w_up, w_down)
-    return coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0].unflatten(0, lead)
+    return _with_lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
 
 
 def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -153,8 +176,7 @@ def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-
 
     One product and a pass over h for its norm; the backward pass has one elementwise pass, over the gradients of q, k and v.
     """
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
+    h, lead = _activations(h, "h")
     gamma = _parameter(gamma, "gamma", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
@@ -163,13 +185,12 @@ def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-
 
 
 def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
-    lead = x.shape[:-1]
-    x = _activations(x, name)
+    x, lead = _activations(x, name)
     w_gate, w_up = _gate_up(w_gate, w_up, x)
     if gamma is not None:
         gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
     keep = _keeps(x, gamma, w_gate, w_up)
-    return coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0].unflatten(0, lead)
+    return _with_lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
 
 
 def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
@@ -195,12 +216,9 @@ def linear_geglu(x, w_gate, w_up, *, approximate="none"):
 
 def linear_residual(x, weight, residual):
     """x weightᵀ + residual, rounded once. The gradient of residual is the upstream one."""
-    lead = residual.shape[:-1]
-    x = _activations(x, "x")
+    x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    r = _activations(residual, "residual", weight.shape[0]).to(x.dtype)
-    _need(r.shape[0] == x.shape[0], "residual", f"of {r.shape[0]} tokens", f"{x.shape[0]}, as x has")
-    return coda.linear_residual(x, weight, r).unflatten(0, lead)
+    return _with_lead(coda.linear_residual(x, weight, _beside(residual, "residual", weight.shape[0], x, "x")), lead)
 
 
 def linear_cross_entropy(
@@ -221,17 +239,20 @@ def linear_cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
     _check_tensor(labels, "labels")
-    _need(not labels.is_floating_point(), "labels", f"of {labels.dtype}", "integers", TypeError)
-    _need(_INT32.min <= ignore_index <= _INT32.max, "ignore_index", str(ignore_index), "32 bits")
-    lead = x.shape[:-1]
-    x = _activations(x, "x")
+    if labels.is_floating_point():
+        raise _wrong("labels", f"of {labels.dtype}", "integers", TypeError)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        raise _wrong("ignore_index", ignore_index, "32 bits")
+    x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    _need(labels.shape == lead, "labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+    if labels.shape != lead:
+        raise _wrong("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
     # What does not fit into 32 bits is no label either way, and must not become one.
     label = labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
     if token_weight is not None:
         _check_tensor(token_weight, "token_weight")
-        _need(token_weight.shape == lead, "token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
+        if token_weight.shape != lead:
+            raise _wrong("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
         token_weight = token_weight.detach().reshape(-1).float().contiguous()
     needs = _keeps(x, weight)
     try:
@@ -244,5 +265,5 @@ def linear_cross_entropy(
             raise ValueError(str(error)) from None
         raise
     if reduction == "none":
-        loss, z = loss.unflatten(0, lead), z.unflatten(0, lead)
+        loss, z = loss.view(lead), z.view(lead)
     return (loss, z) if return_z_loss else loss
