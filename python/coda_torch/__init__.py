@@ -9,6 +9,7 @@ Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast an
 """
 
 from ._library import version as _version
+from .distributed import shard
 from .functional import (
     block,
     block_tail,
@@ -34,5 +35,6 @@ __all__ = [
     "norm_linear_swiglu",
     "patch",
     "rotary_turns",
+    "shard",
     "unpatch",
 ]

@@ -173,14 +173,14 @@ class Boundary(nn.Module):
         return h, q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), v
 
 
-@dataclasses.dataclass
 class Places:
-    """Where the tokens of a forward pass stand."""
+    """Where the tokens of a forward pass stand. No dataclass: FSDP looks into those, and would round turns to its type."""
 
-    rotary: nn.Module
-    position_ids: torch.Tensor  # [batch or 1, length]
-    position: torch.Tensor  # [batch, length], int32
-    turns: torch.Tensor
+    def __init__(self, rotary, position_ids, position, turns):
+        self.rotary = rotary
+        self.position_ids = position_ids  # [batch or 1, length]
+        self.position = position  # [batch, length], int32
+        self.turns = turns
 
     def cos_sin(self, x):
         return self.rotary(x, position_ids=self.position_ids)
@@ -240,6 +240,8 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
 
 
 def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointing, kwargs):
+    if state.sharded:
+        state.refuse_whole()
     layers = list(model.layers[: model.config.num_hidden_layers])
     boundaries, attentions = model.coda_boundaries, state.attentions
     qkv = None  # of the layer that comes next, where the boundary in front of it has made them
@@ -310,6 +312,7 @@ class _State:
         # Its name differs between versions of transformers.
         takes = inspect.signature(type(inner.layers[0]).forward).parameters
         self.cache_name = "cache" if "cache" in takes else "past_key_values"
+        self.sharded = False
         self._turns = {}
         self._halves = {}
         self._told = set()
@@ -334,6 +337,13 @@ class _State:
         if _hooked(layer.self_attn) or "forward" in vars(layer.self_attn):
             return "has an attention with a hook or a forward of its own"
         return None
+
+    def refuse_whole(self):
+        """For a sharded model, where a layer's weights are in two units."""
+        for i in range(len(self.inner[0].layers)):
+            reason = self.why_whole(i)
+            if reason is not None:
+                raise NotImplementedError(f"layer {i} {reason}; coda_torch cannot run it as a whole in a sharded model")
 
     def tell_whole(self, i):
         if i not in self._told:
@@ -472,10 +482,12 @@ def _stands_for(function, module):
 
 
 def unpatch(model):
-    """Undoes patch(), in place, and returns the model. ValueError if it is not patched."""
+    """Undoes patch(), in place, and returns the model. ValueError if it is not patched, or sharded since."""
     state = state_of(model)
     if state is None:
         raise ValueError("the model is not patched")
+    if state.sharded:
+        raise ValueError("the model is sharded; its units are the boundaries that unpatch would take away")
     for hook in state.hooks:
         hook.remove()
     for module, before in zip((model, model.model), state.had_forward):
