@@ -9,7 +9,7 @@ Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast an
 """
 
 from ._library import version as _version
-from .distributed import shard
+from .distributed import shard, vocab_parallel_cross_entropy
 from .functional import (
     block,
     block_tail,
@@ -37,4 +37,5 @@ __all__ = [
     "rotary_turns",
     "shard",
     "unpatch",
+    "vocab_parallel_cross_entropy",
 ]

@@ -221,6 +221,18 @@ def linear_residual(x, weight, residual):
     return _with_lead(coda.linear_residual(x, weight, _beside(residual, "residual", weight.shape[0], x, "x")), lead)
 
 
+def _labels(labels, ignore_index, lead):
+    _check_tensor(labels, "labels")
+    if labels.is_floating_point():
+        raise _wrong("labels", f"of {labels.dtype}", "integers", TypeError)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        raise _wrong("ignore_index", ignore_index, "32 bits")
+    if labels.shape != lead:
+        raise _wrong("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+    # What does not fit into 32 bits is no label either way, and must not become one.
+    return labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
+
+
 def linear_cross_entropy(
     x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None, label_smoothing=0.0,
     z_loss=0.0, softcap=None, return_z_loss=False,
@@ -238,17 +250,9 @@ def linear_cross_entropy(
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
-    _check_tensor(labels, "labels")
-    if labels.is_floating_point():
-        raise _wrong("labels", f"of {labels.dtype}", "integers", TypeError)
-    if not _INT32.min <= ignore_index <= _INT32.max:
-        raise _wrong("ignore_index", ignore_index, "32 bits")
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    if labels.shape != lead:
-        raise _wrong("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
-    # What does not fit into 32 bits is no label either way, and must not become one.
-    label = labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
+    label = _labels(labels, ignore_index, lead)
     if token_weight is not None:
         _check_tensor(token_weight, "token_weight")
         if token_weight.shape != lead:

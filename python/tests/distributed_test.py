@@ -6,6 +6,7 @@ import multiprocessing
 
 import coda_torch
 import pytest
+import reference
 import torch
 import torch.distributed as dist
 from patch_test import distance, plain_model
@@ -265,6 +266,55 @@ def of_refusals():
 
 def test_what_is_sharded_otherwise_is_refused(both):
     both(of_refusals)
+
+
+def of_vocabulary(activation_type, reduction):
+    torch.manual_seed(0)
+    x = torch.randn(3, 67, 24).to(activation_type).requires_grad_()
+    head = torch.randn(101, 24) * 0.5
+    label = torch.randint(0, 101, (3, 67))
+    label[:, ::5] = -100
+    # No equal shares: 60 rows and 41.
+    first = (0, 60)[dist.get_rank()]
+    weight = head[first : (60, 101)[dist.get_rank()]].clone().requires_grad_()
+    loss = coda_torch.vocab_parallel_cross_entropy(x, weight, label, first, reduction=reduction)
+    upstream = torch.randn_like(loss)
+    d_x, d_weight = torch.autograd.grad(loss, (x, weight), upstream)
+
+    wide = [t.detach().double().requires_grad_() for t in (x, head)]
+    want, _ = reference.cross_entropy(*wide, label, reduction=reduction)
+    want_x, want_head = torch.autograd.grad(want, wide, upstream.double())
+    narrow = activation_type == torch.bfloat16
+    reference.check("loss", loss, want, 5e-3 if narrow else 2e-6)
+    reference.check("d_x", d_x, want_x, 8e-3 if narrow else 3e-6)
+    reference.check("d_weight", d_weight, want_head[first : first + len(weight)], 8e-3 if narrow else 3e-6)
+    both = [torch.empty_like(loss) for _ in range(WORLD)]
+    dist.all_gather(both, loss.detach())
+    assert torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize("activation_type", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_the_loss_of_a_vocabulary_in_two_parts(both, activation_type, reduction):
+    both(of_vocabulary, activation_type, reduction)
+
+
+def of_vocabulary_troubles():
+    rank = dist.get_rank()
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    ignored = torch.full((4,), -100)
+    loss = coda_torch.vocab_parallel_cross_entropy(x, weight, ignored, 5 * rank, reduction="sum")
+    assert loss.item() == 0
+    assert not any(grad.any() for grad in torch.autograd.grad(loss, (x, weight)))
+    assert coda_torch.vocab_parallel_cross_entropy(x, weight, ignored, 5 * rank).isnan()
+    with pytest.raises(ValueError, match="label of row 2 is 10"):
+        coda_torch.vocab_parallel_cross_entropy(x, weight, torch.tensor([0, 9, 10, 3]), 5 * rank)
+    with pytest.raises(ValueError, match="weight is without rows"):
+        coda_torch.vocab_parallel_cross_entropy(x, weight[:0], ignored, 0)
+
+
+def test_what_a_vocabulary_in_two_parts_ignores_and_refuses(both):
+    both(of_vocabulary_troubles)
 
 
 def of_tensor_parallel():
