@@ -30,17 +30,17 @@ def _hooked(module):
 
 
 def _why_not_plain(name, module, kind):
-    """Why a submodule's formula is not what its class says; None if it is."""
+    """Why a submodule's formula is not what its class says; None if it is. A parametrized module has a class of its own."""
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}"
-    if "forward" in vars(module):
+    if "forward" in module.__dict__:
         return f"{name} has a forward of its own"
     if _hooked(module):
         return f"{name} has a hook"
-    if getattr(module, "bias", None) is not None:
+    if module._parameters.get("bias") is not None:
         return f"{name} has a bias"
-    if nn.utils.parametrize.is_parametrized(module):
-        return f"{name} is parametrized"
+    if module._parameters.get("weight") is None:
+        return f"{name} has a weight that is no parameter of it"
     return None
 
 
@@ -78,19 +78,26 @@ class _Family:
     slides: bool  # whether its attention knows config.sliding_window
 
 
-def _qkv_parts(layer, family):
-    a = layer.self_attn
-    return [
-        ("input_layernorm", layer.input_layernorm, family.norm),
-        *((name, getattr(a, name), nn.Linear) for name in ("q_proj", "k_proj", "v_proj")),
-    ]
+# Parts: (name, module, class), in the order of the operator's weights. By _modules, in every step: a module's own lookup of a
+# name takes several times as long.
 
 
 def _mlp_parts(layer, family):
+    modules = layer._modules
+    mlp = modules["mlp"]._modules
     return [
-        ("post_attention_layernorm", layer.post_attention_layernorm, family.norm),
-        ("o_proj", layer.self_attn.o_proj, nn.Linear),
-        *((name, getattr(layer.mlp, name), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")),
+        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear),
+        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm),
+        *[(name, mlp[name], nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")],
+    ]
+
+
+def _qkv_parts(layer, family):
+    modules = layer._modules
+    attention = modules["self_attn"]._modules
+    return [
+        ("input_layernorm", modules["input_layernorm"], family.norm),
+        *[(name, attention[name], nn.Linear) for name in ("q_proj", "k_proj", "v_proj")],
     ]
 
 
@@ -112,51 +119,46 @@ class Boundary(nn.Module):
         self._family = family
         self._told = False
 
-    def why_unfused(self):
+    def _parts(self):
+        """What the layers have now, and why coda's operator cannot stand for it; None if it can."""
         layer, following = self._layers
         parts = []
         if layer is not None:
-            if type(layer.mlp) is not self._family.mlp:
-                return f"mlp is a {type(layer.mlp).__name__}"
-            if _hooked(layer.mlp) or "forward" in vars(layer.mlp):
-                return "mlp has a hook or a forward of its own"
+            mlp = layer._modules["mlp"]
+            if type(mlp) is not self._family.mlp:
+                return parts, f"mlp is a {type(mlp).__name__}"
+            if _hooked(mlp) or "forward" in mlp.__dict__:
+                return parts, "mlp has a hook or a forward of its own"
             parts += _mlp_parts(layer, self._family)
         if following is not None:
             parts += _qkv_parts(following, self._family)
         for part in parts:
             reason = _why_not_plain(*part)
             if reason:
-                return reason
-        return None
+                return parts, reason
+        return parts, None
 
     def forward(self, h, places, a=None):
-        reason = self.why_unfused()
+        parts, reason = self._parts()
         if reason is None:
-            return self._fused(h, places, a)
+            return self._fused(parts, h, places, a)
         if not self._told:
             logger.warning("coda_torch: boundary %d runs unfused, since %s", self._index, reason)
             self._told = True
         return self._unfused(h, places, a)
 
-    def _fused(self, h, places, a):
+    def _fused(self, parts, h, places, a):
         layer, following = self._layers
-        weights = []
-        if layer is not None:
-            mlp = layer.mlp
-            weights = [layer.self_attn.o_proj.weight, layer.post_attention_layernorm.weight, mlp.gate_proj.weight,
-                       mlp.up_proj.weight, mlp.down_proj.weight]  # fmt: skip
-            eps = layer.post_attention_layernorm.variance_epsilon
-        if following is None:
-            return (functional.block_tail(a, h, *weights, eps=eps),)
-        attention = following.self_attn
-        weights += [following.input_layernorm.weight, attention.q_proj.weight, attention.k_proj.weight,
-                    attention.v_proj.weight]  # fmt: skip
+        weights = [module._parameters["weight"] for _, module, _ in parts]
         if layer is None:
-            eps = following.input_layernorm.variance_epsilon
+            eps = parts[0][1].variance_epsilon
             q, k, v = functional.norm_linear_rope(
                 h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps
             )
             return h, q, k, v
+        eps = parts[1][1].variance_epsilon
+        if following is None:
+            return (functional.block_tail(a, h, *weights, eps=eps),)
         return functional.block(a, h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps)
 
     def _unfused(self, h, places, a):

@@ -6,6 +6,7 @@ import logging
 import coda_torch
 import pytest
 import torch
+import torch.nn.utils.prune
 import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -248,6 +249,27 @@ def test_a_part_that_is_replaced_after_patch_is_what_runs(part):
     train_step(patched, input_ids=ids, labels=ids), train_step(plain, input_ids=ids, labels=ids)
     for name, p in plain.named_parameters():
         assert distance(patched.get_parameter(name).grad, p.grad) < 1e-5, name
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj", "post_attention_layernorm"])
+def test_a_parametrized_weight(name):
+    patched, plain = pair()
+    for model in (patched, plain):
+        nn.utils.parametrize.register_parametrization(model.model.layers[1].get_submodule(name), "weight", Doubled())
+    assert_agree(patched, plain, input_ids=tokens(2, 12))
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj"])
+def test_a_pruned_weight(name):
+    patched, plain = pair()
+    for model in (patched, plain):
+        nn.utils.prune.l1_unstructured(model.model.layers[1].get_submodule(name), "weight", 0.5)
+    assert_agree(patched, plain, input_ids=tokens(2, 12))
 
 
 @pytest.mark.parametrize(
