@@ -293,12 +293,14 @@ def _lm_forward(self, input_ids=None, attention_mask=None, position_ids=None, ca
     hidden = self.model(**of_model, **kwargs).last_hidden_state
     if shifted is None:
         shifted = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    loss = functional.linear_cross_entropy(
-        hidden, self.lm_head.weight, shifted.to(hidden.device), ignore_index=ignore_index,
-        reduction="mean" if items is None else "sum",
-    )  # fmt: skip
+    shifted = shifted.to(hidden.device)
+    options = {"ignore_index": ignore_index}
     if items is not None:
-        loss = loss / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
+        # A quotient of the sum would be an upstream gradient: one more rounding of the gradients that are made with it.
+        items = items.to(hidden.device) if isinstance(items, torch.Tensor) else items
+        share = torch.ones(shifted.shape, device=hidden.device) / items
+        options |= {"reduction": "sum", "token_weight": share}
+    loss = functional.linear_cross_entropy(hidden, self.lm_head.weight, shifted, **options)
     return CausalLMOutputWithPast(loss=loss, logits=None)
 
 

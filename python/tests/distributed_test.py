@@ -121,6 +121,8 @@ def of_fsdp(options, model_options):
     assert_same_gradients(patched, plain)
     with torch.no_grad():
         assert distance(patched.eval()(input_ids=ids).logits, plain.eval()(input_ids=ids).logits) <= 1e-5
+    more = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    assert torch.equal(patched.generate(ids, **more), plain.generate(ids, **more))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,19 @@ def of_fsdp(options, model_options):
 )
 def test_fsdp(both, options, model_options):
     both(of_fsdp, options, model_options)
+
+
+def of_two_dimensions():
+    patched, plain = models()
+    ids, mine = batch()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("replicate", "shard"))
+    coda_torch.shard(patched.train(), mesh)
+    assert distance(mean(step(patched, mine)), step(plain.train(), ids)) <= 1e-5
+    assert_same_gradients(patched, plain)
+
+
+def test_fsdp_on_a_mesh_of_two_dimensions(both):
+    both(of_two_dimensions)
 
 
 def of_mixed_precision():

@@ -138,6 +138,21 @@ def test_inputs(inputs):
     assert_agree(*pair(), **inputs())
 
 
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_a_count_of_items_rounds_no_gradient_once_more(kind):
+    patched = coda_torch.patch(plain_model()).train()
+    ids = tokens(2, 20)
+    gradients = []
+    for items in (None, 2 * 38):
+        patched.zero_grad()
+        more = {} if items is None else {"num_items_in_batch": torch.tensor(items) if kind == "tensor" else items}
+        with torch.autocast("cpu", torch.bfloat16):
+            patched(input_ids=ids, labels=ids, **more).loss.backward()
+        gradients.append([p.grad.clone() for p in patched.parameters()])
+    # Half of the mean's; 1/38 rounded to bfloat16 is 2e-3 off, and a second rounding adds as much.
+    assert all(distance(2 * half, mean) < 5e-4 for mean, half in zip(*gradients, strict=True))
+
+
 def test_packed_documents_do_not_see_each_other():
     patched, _ = pair()
     patched.eval()
