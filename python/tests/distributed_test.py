@@ -9,7 +9,7 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from patch_test import distance, plain_model
+from patch_test import distance, plain_model, with_adapters
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 WORLD = 2
@@ -222,6 +222,25 @@ def of_frozen():
 
 def test_fsdp_with_frozen_weights(both):
     both(of_frozen)
+
+
+def of_adapters(before_patch):
+    torch.manual_seed(0)
+    plain = plain_model()
+    if before_patch:
+        patched = coda_torch.patch(with_adapters(copy.deepcopy(plain)))
+    else:
+        patched = with_adapters(coda_torch.patch(copy.deepcopy(plain)))
+    with_adapters(plain)
+    ids, mine = batch()
+    coda_torch.shard(patched.train(), mesh())
+    assert distance(mean(step(patched, mine)), step(plain.train(), ids)) <= 1e-5
+    assert_same_gradients(patched, plain)
+
+
+@pytest.mark.parametrize("before_patch", [True, False])
+def test_fsdp_with_adapters(both, before_patch):
+    both(of_adapters, before_patch)
 
 
 def write_sharded(path):
