@@ -19,7 +19,7 @@ FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 
-.PHONY: coda train test cuda install agreement sanitize fuzz format tidy clean
+.PHONY: coda train test cuda wheel test-python install agreement sanitize fuzz format tidy clean
 
 coda: build/build.ninja
 	@cmake --build build --target coda_cli
@@ -61,17 +61,32 @@ cuda: build/build.ninja
 	@grep -qs 'CODA_CUDA:BOOL=ON' build/CMakeCache.txt || cmake -D CODA_CUDA=ON build
 	@cmake --build build --target coda_cuda
 
+# coda_torch for pip install: build/wheel/coda_torch-*.whl. With the GPU half where `make cuda` was run before.
+wheel: build/build.ninja .venv-torch/ready
+	@rm -rf build/wheel
+	@export PATH=$(CURDIR)/.venv-torch/bin:$$PATH && \
+	  pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps -w build/wheel/unnamed ./python && \
+	  auditwheel repair --exclude libtorch.so -w build/wheel build/wheel/unnamed/*.whl
+
+# The wheel as a user has it: in an environment of its own, but for PyTorch, whose 5 GB are borrowed from the other one.
+test-python: wheel
+	@rm -rf .venv-wheel && python3 -m venv .venv-wheel
+	@echo $(CURDIR)/.venv-torch/lib/python3.*/site-packages > $$(echo .venv-wheel/lib/python3.*/site-packages)/torch.pth
+	@.venv-wheel/bin/pip --disable-pip-version-check install --quiet --no-deps --no-index build/wheel/*.whl
+	@cd python/tests && ../../.venv-wheel/bin/python -m pytest -q
+
 install: coda
 	@cmake --install build --prefix $(PREFIX)
 
 # Against Hugging Face's own Llama; 5 GB of PyTorch, so not among the tests.
-agreement: coda data/shakespeare.txt .venv-agreement/ready
-	@.venv-agreement/bin/python test/agreement.py --coda build/coda --text data/shakespeare.txt
+agreement: coda data/shakespeare.txt .venv-torch/ready
+	@.venv-torch/bin/python test/agreement.py --coda build/coda --text data/shakespeare.txt
 
-.venv-agreement/ready: scripts/requirements-agreement.txt
+.venv-torch/ready: scripts/requirements-agreement.txt scripts/requirements-wheel.txt
 	@scripts/install_packages python
-	@rm -rf .venv-agreement && python3 -m venv .venv-agreement
-	@.venv-agreement/bin/pip --disable-pip-version-check --quiet install --require-hashes -r $<
+	@rm -rf .venv-torch && python3 -m venv .venv-torch
+	@.venv-torch/bin/pip --disable-pip-version-check --quiet install --require-hashes -r $<
+	@.venv-torch/bin/pip --disable-pip-version-check --quiet install --require-hashes --no-deps -r scripts/requirements-wheel.txt
 	@touch $@
 
 format:
@@ -81,4 +96,4 @@ tidy: build/build.ninja
 	@scripts/tidy
 
 clean:
-	@rm -rf build build-debug build-sanitize build-fuzz build-tidy
+	@rm -rf build build-debug build-sanitize build-fuzz build-tidy .venv-wheel

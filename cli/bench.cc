@@ -16,6 +16,7 @@
 #include "bench/library.h"
 #include "bench/rows.h"
 #include "bench/step.h"
+#include "bench/tuning.h"
 #include "coda/error.h"
 #include "commands.h"
 #include "cpu/isa.h"
@@ -42,7 +43,9 @@ constexpr const char* kHelp =
     "rest.\n\n"
     "  coda bench --device cuda                   every row of the table, at three hidden sizes\n"
     "  coda bench --device cuda residual loss --hidden 4096\n"
-    "  coda bench --device cuda step --preset llama-1b --batch 4 --seq 4096       a training step";
+    "  coda bench --device cuda step --preset llama-1b --batch 4 --seq 4096       a training step\n"
+    "  coda bench --tune                          every plan of these products; the best are kept for later processes\n"
+    "  coda bench --tune residual swiglu-keep --hidden 4096 --tokens 8192";
 
 struct Arguments {
   train::DeviceKind device = train::DeviceKind::cpu;
@@ -54,7 +57,7 @@ struct Arguments {
   std::optional<double> warm;
   int64_t layers = 4, rows = 8, seq = 256;
   std::string preset;
-  bool tie = false;
+  bool tie = false, tune = false;
   llama::Dtype dtype = llama::Dtype::fp32;
   int threads = 0;
   bench::Rounds rounds;
@@ -259,7 +262,7 @@ int run_cpu(Arguments arguments) {
   return 0;
 }
 
-int run_gpu(const Arguments& arguments) {
+bench::GpuOptions gpu_options(const Arguments& arguments) {
   bench::GpuOptions options;
   options.rows = arguments.what;
   if (!arguments.hidden.empty()) options.hidden = arguments.hidden;
@@ -270,8 +273,41 @@ int run_gpu(const Arguments& arguments) {
   options.cool_rounds = std::max(1, options.rounds / 3);
   options.warm_seconds = arguments.warm.value_or(options.warm_seconds);
   (void)bench::gpu_cases(options);  // refuses rows that there are not
-  if (bench::bench_gpu == nullptr)
-    throw UsageError("--device cuda: this coda was built without its GPU half, which `make cuda` builds");
+  return options;
+}
+
+constexpr const char* kNoGpuHalf = "this coda was built without its GPU half, which `make cuda` builds";
+
+int run_tune(const Arguments& arguments) {
+  bench::GpuOptions options = gpu_options(arguments);
+  constexpr double kWarm = 0.5;  // one product follows the other: the card is warm
+  options.warm_seconds = arguments.warm.value_or(kWarm);
+  if (bench::tune_gpu == nullptr) throw UsageError(fmt::format("--tune: {}", kNoGpuHalf));
+  const auto path = hopper::plan_cache_path();
+  if (!path) throw UsageError("--tune: there is no folder for the plans; CODA_CACHE names one");
+
+  const bench::TuneReport report = bench::tune_gpu(options, [&](const bench::TuneReport& so_far) {
+    if (so_far.results.empty()) {
+      fmt::print("{}", bench::tune_table_head(so_far));
+    } else {
+      const bench::TuneResult& last = so_far.results.back();
+      fmt::print("{}", bench::text_of(last));
+      // After every product: a run that is cut short has found something.
+      if (last.failure.empty()) bench::record_plans(*path, std::vector{bench::entry_of(last, so_far.card)});
+    }
+    std::fflush(stdout);
+    if (!arguments.json.empty()) train::write_file(arguments.json, bench::json_of(so_far));
+  });
+  fmt::print("{}plans: {}\n", bench::tune_summary(report), path->string());
+  const auto failures =
+      std::ranges::count_if(report.results, [](const auto& result) { return !result.failure.empty(); });
+  if (failures > 0) throw Error(fmt::format("{} of {} products were not measured", failures, report.results.size()));
+  return 0;
+}
+
+int run_gpu(const Arguments& arguments) {
+  const bench::GpuOptions options = gpu_options(arguments);
+  if (bench::bench_gpu == nullptr) throw UsageError(fmt::format("--device cuda: {}", kNoGpuHalf));
 
   int64_t hidden = 0;
   const bench::GpuReport report = bench::bench_gpu(options, [&](const bench::GpuReport& so_far) {
@@ -324,6 +360,16 @@ int run(const CLI::App& app, const Arguments& arguments) {
     for (const char* option : options)
       if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --device {}", option, device));
   };
+  const std::initializer_list<const char*> models = {"--ffn",    "--heads",  "--kv-heads", "--vocab",
+                                                     "--layers", "--preset", "--tie",      "--batch",
+                                                     "--seq",    "--dtype",  "--threads"};
+  if (arguments.tune) {
+    if (app.count("--device") > 0 && arguments.device == train::DeviceKind::cpu)
+      throw UsageError("--tune is of a GPU's plans; --device is cpu");
+    for (const char* option : models)
+      if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --tune", option));
+    return run_tune(arguments);
+  }
   if (arguments.device == train::DeviceKind::cuda && arguments.what == std::vector<std::string>{"step"}) {
     refuse({"--tokens", "--warm", "--dtype", "--threads"}, "cuda");
     if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size for step");
@@ -332,9 +378,7 @@ int run(const CLI::App& app, const Arguments& arguments) {
     return run_gpu_step(one);
   }
   if (arguments.device == train::DeviceKind::cuda) {
-    refuse({"--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--preset", "--tie", "--batch", "--seq", "--dtype",
-            "--threads"},
-           "cuda");
+    refuse(models, "cuda");
     return run_gpu(arguments);
   }
   refuse({"--warm"}, "cpu");
@@ -349,7 +393,8 @@ Command bench_command(CLI::App& coda) {
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20, "1 to 1048576");
   std::string rows;
   for (const bench::GpuRow& row : bench::gpu_rows()) rows += (rows.empty() ? "" : ", ") + std::string(row.name);
-  app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU step alone, or " + rows)->option_text("...");
+  app->add_option("WHAT", a->what, "programs, block, step [all]; on a GPU step alone, or rows: " + rows)
+      ->option_text("...");
   add_device(*app, a->device, "where coda runs");
   app->add_option("--tokens", a->tokens, "rows of programs and block")
       ->option_text(fmt::format("M [{}; {} on a GPU]", a->shape.tokens, bench::GpuOptions{}.tokens))
@@ -378,6 +423,7 @@ Command bench_command(CLI::App& coda) {
   app->add_option("--warm", a->warm, "load on a GPU before the first round of each case")
       ->option_text(fmt::format("SECONDS [{:.0f}]", bench::GpuOptions{}.warm_seconds))
       ->check(CLI::Range(0.0, 60.0, "0 to 60"));
+  app->add_flag("--tune", a->tune, "measures plans on a GPU and keeps the best")->option_text(" ");
   app->add_option("--json", a->json, "writes the figures there too")->option_text("FILE");
   for (const char* part : {"--hidden", "--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--tie"})
     preset->excludes(app->get_option(part));

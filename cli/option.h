@@ -27,7 +27,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, T& field, const 
   std::string names, now;
   for (const auto& [word, value] : words) {
     names += (names.empty() ? "" : "|") + word;
-    if (value == field) now = " [" + word + "]";
+    if (field == value) now = " [" + word + "]";
   }
   return app
       .add_option_function<std::string>(

@@ -1,8 +1,7 @@
 # The GPU half: the target coda_hopper, compiled by nvcc, and with it the command line. Built where CODA_CUDA is ON (`make cuda`);
 # everything else builds without nvcc.
 file(GLOB hopper_sources CONFIGURE_DEPENDS src/hopper/*.cc src/llama/gpu/*.cc)
-# These need no GPU, and are in coda.
-list(REMOVE_ITEM hopper_sources ${PROJECT_SOURCE_DIR}/src/hopper/plan.cc ${PROJECT_SOURCE_DIR}/src/hopper/plan_cache.cc)
+list(REMOVE_ITEM hopper_sources ${hopper_sources_without_gpu})  # they are in coda
 file(GLOB hopper_kernels CONFIGURE_DEPENDS src/hopper/*.cu src/kernels/*.cu)
 if(NOT CODA_CUDA)
   return()
@@ -43,7 +42,11 @@ set_target_properties(coda_hopper PROPERTIES
   JOB_POOL_COMPILE nvcc OPTIMIZE_DEPENDENCIES ON
   CUDA_COMPILER_LAUNCHER "${launcher}")
 target_include_directories(coda_hopper PRIVATE src)
-target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass coda_cudnn ${CMAKE_DL_LIBS} fmt::fmt-header-only)
+target_link_libraries(coda_hopper PUBLIC coda CUDA::cudart_static PRIVATE coda_cutlass coda_cudnn ${CMAKE_DL_LIBS})
+# For its host code only: what nvcc compiles has no text to format.
+target_include_directories(coda_hopper SYSTEM PRIVATE
+  "$<$<COMPILE_LANGUAGE:CXX>:$<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>>")
+target_compile_definitions(coda_hopper PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:FMT_HEADER_ONLY=1>")
 # Kernels are fast and without checks whatever the configuration. 554: nvcc warns of a conversion that its own constraint excludes.
 set(coda_cuda_options
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-DNDEBUG;--expt-relaxed-constexpr;--prec-div=false;-Xptxas=-v;-diag-suppress=554>")
@@ -52,7 +55,7 @@ target_compile_options(coda_hopper PRIVATE "${coda_cuda_options}")
 # Verification finds a program's kernels by weak references, which draw nothing out of an archive.
 add_custom_target(coda_cuda DEPENDS coda_hopper)
 if(CODA_BUILD_CLI)
-  foreach(part verify bench)
+  foreach(part verify bench explain)
     file(GLOB sources CONFIGURE_DEPENDS src/${part}/gpu/*.cc)
     target_sources(coda_cli PRIVATE ${sources})
   endforeach()

@@ -112,6 +112,9 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("bench --device cuda block", 2, "block is not a row of the GPU's table");
   expect_refused("bench --device cuda --hidden 2048,1000", 2, "--hidden is 1000");
   expect_refused("bench --device cuda --threads 2", 2, "--threads means nothing with --device cuda");
+  expect_refused("bench --tune --device cpu", 2, "--tune is of a GPU's plans; --device is cpu");
+  expect_refused("bench --tune --preset llama-1b", 2, "--preset means nothing with --tune");
+  expect_refused("bench --tune block", 2, "block is not a row of the GPU's table");
 }
 
 /// A preset is a shape, of which options given beside it are changed.
@@ -146,6 +149,16 @@ TEST_F(CliTest, ExplainsProgramsAndBlocks) {
   EXPECT_EQ(nlohmann::json::parse(data).at("vocab"), 512);
   EXPECT_EQ(nlohmann::json::parse(coda(block + "--json").out).at("hidden"), 64);
 
+  const Result plans = coda("explain SwiGluBackward --m 16384 --n 5632 --k 2048 --machine h200");
+  EXPECT_NE(plans.out.find("plans of the GPU engine for 16384 × 5632 × 2048 NN (NVIDIA H200"), std::string::npos);
+  EXPECT_EQ(plans.error, "");
+  const Result memory = coda("explain block --preset llama-1b --tokens 16384");
+  EXPECT_NE(memory.out.find("gradients of attention's scores, for cuDNN"), std::string::npos) << memory.error;
+  expect_refused("explain block --preset llama-1b --tokens 16384 --ffn 64", 2, "--ffn");
+  expect_refused("explain block --preset llama-1b --tokens 16385", 2, "multiple of --seq");
+  expect_refused("explain block --tokens 16", 2, "--hidden is 0");
+  expect_refused("explain Store --m 16 --n 16 --k 16 --form TN", 2, "--form is of a GPU's plans");
+  expect_refused("explain 'Store<float>' --m 16 --n 16 --k 16 --device cuda", 2, "a GPU's products are of bf16");
   expect_refused("explain RmsNormSwigl", 2, "RmsNormSwiGlu");
   expect_refused("explain RmsNormSwiGlu --m 16 --n 24 --k 16", 2, "--n is 24");
   expect_refused("explain RmsNormSwiGlu --m 0 --n 16 --k 16", 2, "--m is 0");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -71,6 +72,43 @@ TEST(Cpu, TwoThreadsWorkAtTheSameTime) {
     while (here < 2) std::this_thread::yield();
   });
   EXPECT_EQ(here, 2);
+}
+
+TEST(Cpu, RunsOnThreadsOfTheCallers) {
+  std::vector<int> tasks;  // of every round
+  const auto run = [&](int count, const std::function<void(int)>& task) {
+    tasks.push_back(count);
+    std::vector<std::thread> threads;
+    for (int i = 1; i < count; ++i) threads.emplace_back(task, i);
+    task(0);
+    for (auto& thread : threads) thread.join();
+  };
+  Cpu cpu(3, run);
+  EXPECT_EQ(cpu.threads(), 3);
+  for (const int64_t count : {2, 3, 1000}) {
+    std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+    cpu.parallel_for(count, [&](int64_t i, int thread) {
+      ++seen[static_cast<size_t>(i)];
+      EXPECT_TRUE(thread >= 0 && thread < 3);
+    });
+    for (const auto& times : seen) ASSERT_EQ(times, 1);
+  }
+  EXPECT_EQ(tasks, (std::vector{2, 3, 3}));  // no more than there are indices
+  EXPECT_THROW(cpu.parallel_for(10, [](int64_t, int) { throw std::runtime_error("from a task"); }), std::runtime_error);
+}
+
+TEST(Cpu, RunsOnThreadsThatComeOneAfterTheOther) {
+  // A library that has fewer threads than it says, or is inside a parallel region of its own.
+  Cpu cpu(4, [](int count, const std::function<void(int)>& task) {
+    for (int i = 0; i < count; ++i) task(i);
+  });
+  std::atomic<int64_t> sum{0};
+  cpu.parallel_for(100, [&](int64_t i, int) { sum += i; });
+  EXPECT_EQ(sum, 4950);
+}
+
+TEST(Cpu, RefusesLessThanOneThreadOfTheCallers) {
+  EXPECT_THROW(Cpu(0, [](int, const std::function<void(int)>&) {}), coda::UsageError);
 }
 
 TEST(Cpu, RefusesANegativeNumberOfThreads) {

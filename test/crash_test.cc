@@ -35,6 +35,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
+constexpr int kKillsOnAGpu = 2;
 constexpr int kKills = 36, kSizeLimits = 14, kFullDisks = 6;  // 50 crashes where mounting is not permitted
 constexpr int64_t kSaveEvery = 2, kSaved = 3 * kSaveEvery, kSteps = 60;
 
@@ -213,6 +214,52 @@ TEST_F(CrashTest, KilledAtAnyMoment) {
     fs::remove_all(run);
   }
   fmt::print("killed {} times, {} of them while a file was written; CODA_CRASH_SEED={}\n", kills, in_a_save, seed_);
+}
+
+/// The same on a GPU, between saves: what the steps since the last one came to, they come to again. Skipped where there is none.
+TEST_F(CrashTest, KilledOnAGpu) {
+  SCOPED_TRACE(fmt::format("CODA_CRASH_SEED={}", seed_));
+  if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "there is no GPU here";
+  constexpr int64_t kGpuSteps = 400, kGpuSaveEvery = 80;
+  const auto on_gpu = [&](const char* run) {
+    return fmt::format(
+        "train --data {} --out {} --steps {} --save-every {} --device cuda --hidden 128 --layers 2 --heads 2 "
+        "--kv-heads 1 "
+        "--head-dim 64 --ffn 256 --batch 2 --seq 64 --accumulate 2 --holdout 0",
+        (dir_ / "text").string(), (dir_ / run).string(), kGpuSteps, kGpuSaveEvery);
+  };
+  const Ended undisturbed = wait_for(start(on_gpu("gpu-reference")));
+  if (undisturbed.error.find("built without its GPU half") != std::string::npos)
+    GTEST_SKIP() << "build/coda has no GPU half; `make cuda` builds it";
+  ASSERT_TRUE(undisturbed.exited_with(0)) << undisturbed.error;
+  const std::vector<std::string> reference = steps_of(dir_ / "gpu-reference");
+  ASSERT_EQ(std::ssize(reference), kGpuSteps);
+
+  const fs::path run = dir_ / "gpu-run";
+  int64_t repeated = 0;
+  for (int kills = 0; kills < kKillsOnAGpu; ++kills) {
+    const int64_t from = kills == 0 ? 0 : saved_step(run).value_or(0);
+    const pid_t pid = start(kills == 0 ? on_gpu("gpu-run") : resumed(run, kGpuSteps, kGpuSaveEvery));
+    // A save, and about half of the steps to the next one.
+    const int64_t until = from + kGpuSaveEvery + kGpuSaveEvery / 2 + below(kGpuSaveEvery / 4);
+    while (waitpid(pid, nullptr, WNOHANG) == 0 && std::ranges::count(contents(run / "metrics.jsonl"), '\n') < until)
+      std::this_thread::sleep_for(1ms);
+    ASSERT_EQ(kill(pid, SIGKILL), 0) << contents(dir_ / "stderr");
+    int status = 0;
+    waitpid(pid, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << contents(dir_ / "stderr");
+    const std::vector<std::string> steps = steps_of(run);
+    for (size_t k = 0; k < steps.size(); ++k) ASSERT_EQ(steps[k], reference[k]);
+    repeated += std::ssize(steps) - saved_step(run).value_or(0);
+  }
+  EXPECT_GT(repeated, 0) << "it was killed right behind its saves";
+  const Ended ended = wait_for(start(resumed(run, kGpuSteps, kGpuSaveEvery)));
+  EXPECT_TRUE(ended.exited_with(0)) << ended.error;
+  EXPECT_EQ(steps_of(run), reference);
+  for (const std::string& name : {std::string("model.safetensors"), fmt::format("optimizer-{}.safetensors", kGpuSteps)})
+    EXPECT_TRUE(contents(run / name) == contents(dir_ / "gpu-reference" / name)) << name;
+  fmt::print("killed {} times on a GPU, {} steps were trained on again; CODA_CRASH_SEED={}\n", kKillsOnAGpu, repeated,
+             seed_);
 }
 
 TEST_F(CrashTest, AFileThatMayNotGrow) {

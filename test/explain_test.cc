@@ -10,6 +10,7 @@
 
 #include "coda/error.h"
 #include "explain/block.h"
+#include "explain/compiled.h"
 #include "explain/picture.h"
 #include "explain/report.h"
 #include "explain/table.h"
@@ -46,7 +47,7 @@ TEST(ExplainProgram, IsFoundByItsSpelling) {
   EXPECT_EQ(find_program("RmsNormBackward<bf16, StreamEnds>").spelling(), "RmsNormBackward<bf16, StreamEnds>");
   for (const Program& program : programs()) EXPECT_EQ(&find_program(program.spelling()), &program);
 
-  expect_refused([] { find_program("RmsNormSwigl"); }, "Residual, RmsNorm, RmsNormBackward, RmsNormSwiGlu");
+  expect_refused([] { find_program("RmsNormSwigl"); }, "RmsNormBackward, FoldedWeightGradient, RmsNormSwiGlu");
   expect_refused([] { find_program("RmsNormSwiGlu<bf16, Keep>"); }, "RmsNormSwiGlu<bf16, DropGateUp>");
   expect_refused([] { find_program("RmsNormSwiGlu<bf16"); }, "RmsNormSwiGlu<bf16>");
   expect_refused([] { find_program("RmsNorm<bf16, KeepGateUp>"); }, "it needs one of RmsNorm<bf16>, RmsNorm<float>");
@@ -67,6 +68,120 @@ TEST(ExplainProgram, KnowsEveryProgramThatIsCompiled) {
     }
   }
   EXPECT_GE(found.size(), 60u);
+}
+
+/// The list of what the GPU half compiles is read from every .cu file, and each of its programs can be explained.
+TEST(ExplainGpuPlans, KnowEveryProgramThatIsCompiledForGpus) {
+  const char* root = std::getenv("CODA_SOURCE_DIR");
+  ASSERT_NE(root, nullptr) << "ctest sets it";
+  size_t written = 0;
+  for (const auto& file : std::filesystem::directory_iterator(std::filesystem::path(root) / "src" / "kernels")) {
+    if (file.path().extension() != ".cu") continue;
+    std::ifstream in(file.path());
+    for (std::string line; std::getline(in, line);) written += line.starts_with("CODA_HOPPER_PROGRAM") ? 1 : 0;
+  }
+  EXPECT_EQ(compiled().size(), written) << "src/explain/compiled.cc includes every .cu file of src/kernels";
+  std::set<const Program*> found;
+  for (const Compiled& one : compiled()) found.insert(&find_program(one.name));
+  EXPECT_EQ(found.size(), written);
+}
+
+const Card kH200 = *card_of("h200");
+
+TEST(ExplainGpuPlans, AreTheEnginesCandidates) {
+  const Sizes sizes{16384, 11264, 2048};
+  const std::vector<GpuPlan> all = gpu_plans(find_program("RmsNormSwiGlu"), sizes, {}, kH200, {});
+  ASSERT_EQ(all.size(), 1u);  // TN
+  const GpuPlan& plan = all[0];
+  EXPECT_EQ(plan.form, coda::detail::Form::TN);
+  EXPECT_EQ(plan.shape, (hopper::Shape{16384, 11264, 2048}));
+  EXPECT_EQ(plan.candidates.size(), 2 * std::size(hopper::kOrders));  // of two tiles
+  EXPECT_EQ(plan.chosen, 0u);
+  EXPECT_FALSE(plan.tuned);
+  EXPECT_EQ(plan.choice().reason, "");
+
+  EXPECT_EQ(gpu_plans(find_program("Store"), sizes, {}, kH200, {}).size(), 3u);
+  EXPECT_EQ(gpu_plans(find_program("Store"), sizes, coda::detail::Form::NN, kH200, {}).size(), 1u);
+  EXPECT_EQ(gpu_plans(find_program("RopeBackward"), sizes, {}, kH200, {}).size(), 0u);  // a map
+  EXPECT_FALSE(card_of("this"));
+}
+
+TEST(ExplainGpuPlans, SayWhatWasTuned) {
+  hopper::TunedPlans tuned;
+  tuned.put({.card = kH200.name,
+             .program = "SwiGluBackward<Tensors<bf16>>",
+             .form = coda::detail::Form::NN,
+             .shape = {16384, 5632, 2048},
+             .plan = {coda::detail::HopperTile::pingpong_128x128, {1, true}}});
+  const Program& program = find_program("SwiGluBackward");
+  const GpuPlan plan = gpu_plans(program, {16384, 5632, 2048}, {}, kH200, tuned).at(0);
+  EXPECT_TRUE(plan.tuned);
+  EXPECT_EQ(plan.choice().order.swizzle, 1);
+  EXPECT_TRUE(plan.choice().order.along_m);
+  EXPECT_GT(plan.chosen, 0u);
+  EXPECT_FALSE(gpu_plans(program, {16384, 5632, 2048}, {}, *card_of("h100"), tuned).at(0).tuned);
+
+  const ProgramReport report{program, Sizes{16384, 5632, 2048}, {}, {}, kH200, {plan}};
+  const std::string said = text(report);
+  for (const char* part : {"plans of the GPU engine for 16384 × 5632 × 2048 NN (NVIDIA H200, 132 multiprocessors)",
+                           "chosen: tuned", "its order took", "1.000"})
+    EXPECT_NE(said.find(part), std::string::npos) << part << "\n" << said;
+  const auto data = json(report);
+  EXPECT_EQ(data["gpu_plans"][0]["tuned"], true);
+  EXPECT_EQ(data["gpu_plans"][0]["chosen"], plan.chosen);
+  EXPECT_EQ(data["gpu_plans"][0]["candidates"].size(), plan.candidates.size());
+  const ProgramReport of_map{find_program("RopeBackward"), Sizes{64, 64, 64}, {}, {}, kH200, {}};
+  EXPECT_NE(text(of_map).find("src/kernels compiles no such product of RopeBackward<bf16>"), std::string::npos);
+}
+
+/// 44 rows of clusters of 256 are a multiple of 4 and not of 8.
+TEST(ExplainGpuPlans, SayWhatIsIllegal) {
+  const Program& program = find_program("Residual");
+  const ProgramReport report{
+      program, Sizes{256 * 44, 2048, 2048}, {}, {}, kH200, gpu_plans(program, {256 * 44, 2048, 2048}, {}, kH200, {})};
+  const std::string said = text(report);
+  EXPECT_NE(said.find("illegal"), std::string::npos) << said;
+  EXPECT_NE(said.find("44 rows of clusters are not a multiple of 8"), std::string::npos) << said;
+}
+
+TEST(ExplainGpuPlans, AreOfEveryProductOfABlock) {
+  const Block b = completed({.tokens = 16384, .hidden = 2048, .ffn = 8192, .vocab = 128256, .chunk = 4096});
+  BlockReport report{b, rows(b), {}, kH200, {}};
+  report.gpu_plans = gpu_plans(b, report.rows, kH200, {});
+  size_t products = 0;
+  for (const Row& row : report.rows) products += row.step == Step::product ? 1 : 0;
+  ASSERT_EQ(report.gpu_plans.size(), products) << "a product is not compiled in its form";
+  for (const RowPlan& one : report.gpu_plans) {
+    // Of the loss a chunk at a time.
+    if (one.row == "F5") {
+      EXPECT_EQ(one.plan.shape, (hopper::Shape{4096, 128256, 2048}));
+    }
+    if (one.row == "W lm") {
+      EXPECT_EQ(one.plan.shape, (hopper::Shape{128256, 2048, 4096}));
+      EXPECT_EQ(one.program, "Store<bf16, float>");
+    }
+  }
+  const std::string said = text(report);
+  EXPECT_NE(said.find("plans of the GPU engine (NVIDIA H200, 132 multiprocessors)"), std::string::npos);
+  EXPECT_NE(said.find("4096 × 128256 × 2048"), std::string::npos);
+  EXPECT_EQ(json(report)["gpu_plans"].size(), products);
+}
+
+TEST(ExplainMemory, NamesWhatAGpuKeeps) {
+  llama::Config config{
+      .vocab = 128256, .hidden = 2048, .layers = 16, .heads = 32, .kv_heads = 8, .head_dim = 64, .ffn = 8192};
+  const Block b =
+      completed({.tokens = 16384, .hidden = 2048, .ffn = 8192, .heads = 32, .kv_heads = 8, .vocab = 128256});
+  BlockReport report{b, rows(b), {}, {}, {}, llama::gpu_memory(config, {.rows = 4, .seq = 4096})};
+  const std::string said = text(report);
+  for (const char* part : {"gate_up", "537 MB", "16 layers", "AdamW's moments", "attention's scores, for cuDNN"})
+    EXPECT_NE(said.find(part), std::string::npos) << part << "\n" << said;
+  // What a block keeps is what a GPU keeps of a layer: h, r, qkv, a, lse, h_mid, r_mid, gate_up.
+  const auto data = json(report);
+  int64_t layer = 0;
+  for (const auto& [what, bytes] : data["gpu_memory"]["layer"].items()) layer += bytes.get<int64_t>();
+  EXPECT_EQ(layer, data["totals"]["layer"]["kept"]);
+  EXPECT_EQ(data["gpu_memory"]["kept_by_all_layers"], 16 * layer);
 }
 
 TEST(ExplainProgram, SaysWhatDescribeSays) {

@@ -31,6 +31,8 @@ constexpr std::string_view kNotItsOwn = "an operand of another output";
 constexpr Indifferent kIndifferent[] = {
     {"Residual", "h, sum_sq", "gamma", "the stream is stored and summed before gamma"},
     {"RmsNormBackward", "d_gamma", "inv_rms, mean_dot, d_residual, gamma", "takes the product and h"},
+    {"FoldedWeightGradient", "d_weight", "weight", "the product times gamma"},
+    {"FoldedWeightGradient", "d_gamma", "gamma", "the product of what gamma multiplies"},
     {"SwiGluBackward", "y", "acc, inv_rms", "made of gate and up again, not of a gradient"},
     {"SwiGluBackward", "dot_z", "inv_rms", kBeforeTheNorm},
     {"RopeBackward", "d_qkv", "qkv, partners of qkv", "turns back what came in, whatever was stored"},

@@ -8,9 +8,9 @@ linear_residual, linear_cross_entropy, and block, a whole layer but attention. T
 Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast and CUDA graphs.
 """
 
-from ._library import version as _version
 from .distributed import shard, vocab_parallel_cross_entropy
 from .functional import (
+    accumulate_weight_gradient_,
     block,
     block_tail,
     linear_cross_entropy,
@@ -23,8 +23,8 @@ from .functional import (
 )
 from .huggingface import patch, unpatch
 
-__version__ = _version
 __all__ = [
+    "accumulate_weight_gradient_",
     "block",
     "block_tail",
     "linear_cross_entropy",

@@ -4,8 +4,6 @@ import pathlib
 
 import torch
 
-version = "0.1.0"
-
 NEEDED_TORCH = (2, 11)
 
 

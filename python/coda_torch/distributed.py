@@ -6,7 +6,7 @@ DistributedDataParallel needs nothing of this: it takes a patched model as it ta
 import torch
 import torch.distributed as dist
 
-from .functional import _activations, _labels, _parameter, _wrong
+from .functional import _activations, _labels, _parameter, _refuse
 from .huggingface import state_of
 from .operators import coda
 
@@ -61,7 +61,7 @@ def vocab_parallel_cross_entropy(x, weight, labels, first, *, group=None, reduct
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
     if weight.shape[0] == 0:
-        raise _wrong("weight", "without rows", "at least one on every process")
+        _refuse("weight", "without rows", "at least one on every process")
     label = _labels(labels, ignore_index, lead)
     loss = _VocabParallel.apply(x, weight, label, first, group, ignore_index)
     if reduction == "none":

@@ -19,8 +19,11 @@ def _shape(x):
     return "x".join(str(n) for n in x.shape) or "a single value"
 
 
-def _wrong(operand, got, needs, error=ValueError):
-    return error(f"{operand} is {got}; it needs {needs}")
+# Checks run in every call: what an error would say is put together only where there is one.
+
+
+def _refuse(operand, got, needs, error=ValueError):
+    raise error(f"{operand} is {got}; it needs {needs}")
 
 
 def _check_tensor(x, name):
@@ -35,48 +38,50 @@ def _activations(x, name, width=None):
     """x in the type that it is computed in, as a matrix of tokens, and its leading dimensions."""
     _check_tensor(x, name)
     if x.dim() == 0:
-        raise _wrong(name, "a single value", "at least one dimension")
-    if x.device.type not in ("cpu", "cuda"):
-        raise _wrong(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    types = (torch.bfloat16,) if x.is_cuda else (torch.float32, torch.bfloat16)
-    if x.dtype not in types:
-        raise _wrong(name, f"of {x.dtype}", " or ".join(map(str, types)), TypeError)
+        _refuse(name, "a single value", "at least one dimension")
+    device = x.device.type
+    if device not in ("cpu", "cuda"):
+        _refuse(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    if x.dtype != torch.bfloat16 and (x.dtype != torch.float32 or device == "cuda"):
+        _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
     if width is not None and x.shape[-1] != width:
-        raise _wrong(name, _shape(x), f"a last dimension of {width}")
+        _refuse(name, _shape(x), f"a last dimension of {width}")
     lead = x.shape[:-1]
-    return x.reshape(lead.numel(), x.shape[-1]).contiguous(), lead
+    return (x if x.dim() == 2 else x.reshape(lead.numel(), x.shape[-1])).contiguous(), lead
 
 
 def _beside(x, name, width, like, like_name):
     """x as a matrix of the tokens and of the type of `like`."""
     x, _ = _activations(x, name, width)
     if x.device != like.device:
-        raise _wrong(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
+        _refuse(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
     if x.shape[0] != like.shape[0]:
-        raise _wrong(name, f"of {x.shape[0]} tokens", f"{like.shape[0]}, as {like_name} has")
+        _refuse(name, f"of {x.shape[0]} tokens", f"{like.shape[0]}, as {like_name} has")
     return x.to(like.dtype)
 
 
-def _with_lead(y, lead):
-    return y.view(*lead, y.shape[-1])
+def _lead(x, lead):
+    """x with the leading dimensions that the caller's tensors have."""
+    return x if len(lead) == 1 else x.view(*lead, x.shape[-1])
 
 
 def _parameter(x, name, like, shape):
+    """x, a parameter of this shape; None in it: any size."""
     _check_tensor(x, name)
     if x.device != like.device:
-        raise _wrong(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise _wrong(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
+        _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
+    if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
+        _refuse(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
     if x.dim() != len(shape) or any(n is not None and n != got for n, got in zip(shape, x.shape)):
-        raise _wrong(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
-    return x if x.is_contiguous() else x.contiguous()
+        _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
+    return x.contiguous()
 
 
 def _multiple(n, of, what):
     if n % of != 0:
-        raise _wrong(what, n, f"a multiple of {of}")
+        _refuse(what, n, f"a multiple of {of}")
 
 
 def _keeps(*tensors):
@@ -95,23 +100,22 @@ def _qkv(wq, wk, wv, x, head_dim):
     wk = _parameter(wk, "wk", x, (None, x.shape[1]))
     for w, name in ((wq, "wq"), (wk, "wk")):
         if w.shape[0] % head_dim != 0:
-            raise _wrong(f"{name}'s number of rows", w.shape[0], f"a multiple of head_dim, {head_dim}")
+            _refuse(f"{name}'s number of rows", w.shape[0], f"a multiple of head_dim, {head_dim}")
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
 
 
 def _rotary(position, turns, x, width):
     _check_tensor(position, "position")
     if position.is_floating_point():
-        raise _wrong("position", f"of {position.dtype}", "integers", TypeError)
-    position = position.reshape(-1)
-    if position.shape[0] != x.shape[0]:
-        raise _wrong("position", f"of {position.shape[0]} tokens", f"{x.shape[0]}, one for each token")
+        _refuse("position", f"of {position.dtype}", "integers", TypeError)
+    if position.numel() != x.shape[0]:
+        _refuse("position", f"of {position.numel()} tokens", f"{x.shape[0]}, one for each token")
     _check_tensor(turns, "turns")
     if tuple(turns.shape) != (2, width // 2):
-        raise _wrong("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+        _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
     if turns.dtype != torch.float32:
-        raise _wrong("turns", f"of {turns.dtype}", "float32 (coda_torch.rotary_turns)", TypeError)
-    return position.to(torch.int32).contiguous(), turns
+        _refuse("turns", f"of {turns.dtype}", "float32 (coda_torch.rotary_turns)", TypeError)
+    return position.reshape(-1).to(torch.int32).contiguous(), turns
 
 
 def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -130,7 +134,7 @@ def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:
 
 def _split_heads(qkv, lead, wq, wk, wv):
     q, k, v = qkv.split((wq.shape[0], wk.shape[0], wv.shape[0]), -1)
-    return _with_lead(q, lead), _with_lead(k, lead), _with_lead(v, lead)
+    return _lead(q, lead), _lead(k, lead), _lead(v, lead)
 
 
 def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -156,7 +160,7 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
     weights = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
     h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
-    return (_with_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
+    return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
 def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
@@ -168,7 +172,7 @@ def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
     weights = (wo, gamma_mlp, w_gate, w_up, w_down)
-    return _with_lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
+    return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
 
 
 def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
@@ -190,7 +194,7 @@ def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
     if gamma is not None:
         gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
     keep = _keeps(x, gamma, w_gate, w_up)
-    return _with_lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
+    return _lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
 
 
 def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
@@ -218,17 +222,40 @@ def linear_residual(x, weight, residual):
     """x weightᵀ + residual, rounded once. The gradient of residual is the upstream one."""
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    return _with_lead(coda.linear_residual(x, weight, _beside(residual, "residual", weight.shape[0], x, "x")), lead)
+    return _lead(coda.linear_residual(x, weight, _beside(residual, "residual", weight.shape[0], x, "x")), lead)
+
+
+@torch.no_grad()
+def accumulate_weight_gradient_(main_grad, d_out, x):
+    """main_grad += d_outᵀ x, in place: main_grad float32 [N, K], d_out [..., N], x [..., K] of one type.
+
+    For backward passes of one's own that keep gradients in float32 over micro-batches: one product, whose epilogue adds. Returns
+    main_grad.
+    """
+    x, _ = _activations(x, "x")
+    d_out, _ = _activations(d_out, "d_out")
+    if d_out.shape[0] != x.shape[0]:
+        _refuse("d_out", f"of {d_out.shape[0]} tokens", f"{x.shape[0]}, as x has")
+    if d_out.dtype != x.dtype:
+        _refuse("d_out", f"of {d_out.dtype}", f"{x.dtype}, as x has", TypeError)
+    _check_tensor(main_grad, "main_grad")
+    if main_grad.dtype != torch.float32:
+        _refuse("main_grad", f"of {main_grad.dtype}", "float32", TypeError)
+    if main_grad.device != x.device or tuple(main_grad.shape) != (d_out.shape[1], x.shape[1]) or main_grad.stride(-1) != 1:
+        _refuse("main_grad", f"{_shape(main_grad)} on {main_grad.device}",
+                f"to be {d_out.shape[1]}x{x.shape[1]} on {x.device}, with columns next to each other")  # fmt: skip
+    coda.accumulate_weight_gradient_(main_grad, d_out, x)
+    return main_grad
 
 
 def _labels(labels, ignore_index, lead):
     _check_tensor(labels, "labels")
     if labels.is_floating_point():
-        raise _wrong("labels", f"of {labels.dtype}", "integers", TypeError)
+        _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
     if not _INT32.min <= ignore_index <= _INT32.max:
-        raise _wrong("ignore_index", ignore_index, "32 bits")
+        _refuse("ignore_index", ignore_index, "32 bits")
     if labels.shape != lead:
-        raise _wrong("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+        _refuse("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
     # What does not fit into 32 bits is no label either way, and must not become one.
     return labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
 
@@ -256,7 +283,7 @@ def linear_cross_entropy(
     if token_weight is not None:
         _check_tensor(token_weight, "token_weight")
         if token_weight.shape != lead:
-            raise _wrong("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
+            _refuse("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
         token_weight = token_weight.detach().reshape(-1).float().contiguous()
     needs = _keeps(x, weight)
     try:

@@ -220,14 +220,21 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
         use_cache = False
     if use_cache and cache is None:
         cache = DynamicCache(config=self.config)
+    # Then attention is causal without a mask to say so, which transformers finds out too, but not while it is traced.
+    causal = (
+        attention_mask is None and position_ids is None and cache is None
+        and self.config._attn_implementation == "sdpa" and not getattr(self.config, "sliding_window", None)
+    )  # fmt: skip
     if position_ids is None:
         past = cache.get_seq_length() if cache is not None else 0
         position_ids = (torch.arange(h.shape[1], device=h.device) + past).unsqueeze(0)
-    slides = state.family.slides and self.config.sliding_window is not None
-    mask = (create_sliding_window_causal_mask if slides else create_causal_mask)(
-        config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
-        **{cache_name: cache},
-    )  # fmt: skip
+    mask = None
+    if not causal:
+        slides = state.family.slides and self.config.sliding_window is not None
+        mask = (create_sliding_window_causal_mask if slides else create_causal_mask)(
+            config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
+            **{cache_name: cache},
+        )  # fmt: skip
     places = Places(
         self.rotary_emb,
         position_ids,

@@ -223,6 +223,14 @@ register_autograd("coda::linear_residual", _residual_backward, setup_context=_re
 _no_second_derivative("linear_residual_backward")
 
 
+# A gradient that several micro-batches add to: what it writes is in its schema, and it has no derivative.
+
+
+@register_fake("coda::accumulate_weight_gradient_")
+def _(main_grad, d_out, x):
+    pass
+
+
 # The vocabulary's loss.
 
 

@@ -16,10 +16,16 @@ using llama::Stream;
 using Order = PackedRows::Order;
 
 /// Which gradients are asked for, a bit each, in the order of the operator's arguments.
-bool needs(int64_t mask, int bit) { return (mask >> bit & 1) != 0; }
+bool needs(int64_t mask, int bit) {
+  return (mask >> bit & 1) != 0;
+}
 
-Weight o_weight(const Tensor& wo) { return {{{"o_proj.weight", wo, {}}}, std::nullopt}; }
-Weight down_weight(const Tensor& w_down) { return {{{"down_proj.weight", w_down, {}}}, std::nullopt}; }
+Weight o_weight(const Tensor& wo) {
+  return {{{"o_proj.weight", wo, {}}}, std::nullopt};
+}
+Weight down_weight(const Tensor& w_down) {
+  return {{{"down_proj.weight", w_down, {}}}, std::nullopt};
+}
 Weight gate_up_weight(const Tensor& w_gate, const Tensor& w_up, const Tensor& gamma) {
   return {{{"gate_proj.weight", w_gate, {.order = Order::gate}}, {"up_proj.weight", w_up, {.order = Order::up}}},
           gamma,
@@ -101,15 +107,16 @@ std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d
                                                  const std::vector<bool>& needs) {
   const int64_t m = h.size(0), d = h.size(1), width = weight.rows();
   const Tensor w = packed<E>(engine, weight);
-  // B4 writes where it reads, and what autograd hands out is not ours to write.
-  const Tensor d_products = torch::stable::clone(d_qkv);
+  const Tensor d_products = empty<E>(h, {m, width});
   Tensor d_h = empty<E>(h, {m, d});
   const Scratch<E> scratch(h, m, width, 0, true);
-  llama::qkv_backward<Engine, E>(engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-                                 {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")},
-                                 matrix<const E>(qkv, "qkv"), scratch.views, matrix<E>(d_products, "d_qkv"),
-                                 d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
-  return {d_h, weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needs)};
+  llama::qkv_backward<Engine, E>(
+      engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
+      {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")}, matrix<const E>(qkv, "qkv"), scratch.views,
+      matrix<const E>(d_qkv, "d_qkv"), matrix<E>(d_products, "d_qkv"),
+      d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
+  return {d_h,
+          weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needs)};
 }
 
 struct MlpGradients {
@@ -139,12 +146,14 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
                                    matrix<E>(out.d_a, "d_a"), {}, false);
   }
   const Matrix<const E> y = scratch.views.y, d_gate_up = scratch.views.d_gate_up;
-  out.d_w_down = weight_gradients<E>(engine, of_down, matrix<const E>(d_h_next, "d_h_next"), y, {needs(mask, 4)}).parts[0];
+  out.d_w_down =
+      weight_gradients<E>(engine, of_down, matrix<const E>(d_h_next, "d_h_next"), y, {needs(mask, 4)}).parts[0];
   WeightGradients of_pair = weight_gradients<E>(engine, of_gate_up, d_gate_up, matrix<const E>(h_mid, "h_mid"),
                                                 {needs(mask, 2), needs(mask, 3), needs(mask, 1)});
   out.d_w_gate = of_pair.parts[0], out.d_w_up = of_pair.parts[1], out.d_gamma = of_pair.gamma;
-  out.d_wo = weight_gradients<E>(engine, of_o, matrix<const E>(out.d_h, "d_h"), matrix<const E>(a, "a"), {needs(mask, 0)})
-                 .parts[0];
+  out.d_wo =
+      weight_gradients<E>(engine, of_o, matrix<const E>(out.d_h, "d_h"), matrix<const E>(a, "a"), {needs(mask, 0)})
+          .parts[0];
   return out;
 }
 
@@ -171,8 +180,8 @@ Tensors11 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next,
         d_h_next, {needs(mask, 6), needs(mask, 7), needs(mask, 8), needs(mask, 5)});
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
                                                        w_gate, w_up, w_down, mask);
-    return Tensors11{half.d_a,      half.d_h,    half.d_wo,       half.d_gamma,    half.d_w_gate,  half.d_w_up,
-           half.d_w_down, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
+    return Tensors11{half.d_a,      half.d_h,     half.d_wo,       half.d_gamma,    half.d_w_gate,  half.d_w_up,
+                     half.d_w_down, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
   });
 }
 
@@ -197,7 +206,8 @@ Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor w
                           int64_t head_dim, double eps) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
     const Tensor inv_rms = inv_rms_of<Engine, E>(engine, h, eps);
-    return Tensors2{qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns), inv_rms};
+    return Tensors2{qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns),
+                    inv_rms};
   });
 }
 
@@ -205,9 +215,9 @@ Tensors5 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor in
                                    Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
                                    int64_t mask) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const auto [d_h, of_qkv] = qkv_gradients<Engine, E>(engine, d_qkv, h, qkv, inv_rms,
-                                                        qkv_weight(wq, wk, wv, head_dim, gamma), position, turns, std::nullopt,
-                                                        {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)});
+    const auto [d_h, of_qkv] =
+        qkv_gradients<Engine, E>(engine, d_qkv, h, qkv, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position,
+                                 turns, std::nullopt, {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)});
     return Tensors5{d_h, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
   });
 }

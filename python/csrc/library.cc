@@ -4,8 +4,10 @@
 STABLE_TORCH_LIBRARY(coda, m) {
   m.def(
       "block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, "
-      "Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int head_dim, float eps, "
-      "bool keep) -> (Tensor h_next, Tensor qkv, Tensor inv_rms_next, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up)");
+      "Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int head_dim, float "
+      "eps, "
+      "bool keep) -> (Tensor h_next, Tensor qkv, Tensor inv_rms_next, Tensor h_mid, Tensor inv_rms_mid, Tensor "
+      "gate_up)");
   m.def(
       "block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next, "
       "Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, "
@@ -13,7 +15,8 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "int head_dim, int mask) -> (Tensor d_a, Tensor d_h, Tensor d_wo, Tensor d_gamma_mlp, Tensor d_w_gate, "
       "Tensor d_w_up, Tensor d_w_down, Tensor d_gamma_attention, Tensor d_wq, Tensor d_wk, Tensor d_wv)");
   m.def(
-      "block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, float eps, "
+      "block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, float "
+      "eps, "
       "bool keep) -> (Tensor h_next, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up)");
   m.def(
       "block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, "
@@ -23,7 +26,8 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, "
       "int head_dim, float eps) -> (Tensor qkv, Tensor inv_rms)");
   m.def(
-      "norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor wk, "
+      "norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor "
+      "wk, "
       "Tensor wv, Tensor position, Tensor turns, int head_dim, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_wq, "
       "Tensor d_wk, Tensor d_wv)");
   m.def(
@@ -34,9 +38,12 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "Tensor w_up, int glu, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up)");
   m.def("linear_residual(Tensor x, Tensor weight, Tensor residual) -> Tensor");
   m.def("linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int mask) -> (Tensor d_x, Tensor d_weight)");
+  m.def("accumulate_weight_gradient_(Tensor(a!) main_grad, Tensor d_out, Tensor x) -> ()");
   m.def(
-      "linear_cross_entropy(Tensor x, Tensor weight, Tensor label, Tensor? token_weight, int reduction, float? divisor, "
-      "int ignore_index, float label_smoothing, float z_loss, float? softcap, int mask) -> (Tensor loss, Tensor z_loss, "
+      "linear_cross_entropy(Tensor x, Tensor weight, Tensor label, Tensor? token_weight, int reduction, float? "
+      "divisor, "
+      "int ignore_index, float label_smoothing, float z_loss, float? softcap, int mask) -> (Tensor loss, Tensor "
+      "z_loss, "
       "Tensor log_sum_exp, Tensor d_x, Tensor d_weight)");
   m.def(
       "linear_cross_entropy_backward(Tensor d_loss, Tensor x, Tensor weight, Tensor label, Tensor? token_weight, "
@@ -57,6 +64,7 @@ STABLE_TORCH_LIBRARY_IMPL(coda, CompositeExplicitAutograd, m) {
   m.impl("norm_linear_glu_backward", TORCH_BOX(&norm_linear_glu_backward));
   m.impl("linear_residual", TORCH_BOX(&linear_residual));
   m.impl("linear_residual_backward", TORCH_BOX(&linear_residual_backward));
+  m.impl("accumulate_weight_gradient_", TORCH_BOX(&accumulate_weight_gradient_));
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
 }

@@ -41,7 +41,9 @@ Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, T
     Tensor y = empty<E>(h, {m, f}), gate_up = empty<E>(h, {keep ? m : 0, 2 * f});
     const Tensor w = packed<E>(engine, gate_up_weight(w_gate, w_up, gamma));
     with_glu(glu, [&]<class Function>(Function) {
-      const auto run = [&](auto program) { gemm(engine, matrix<const E>(h, "h"), matrix<const E>(w, "weight"), program); };
+      const auto run = [&](auto program) {
+        gemm(engine, matrix<const E>(h, "h"), matrix<const E>(w, "weight"), program);
+      };
       const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
       // The variants that no layer of coda's own uses exist with gate_up kept only.
       if constexpr (std::is_same_v<Function, Swiglu>) {
@@ -63,7 +65,8 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
     const int64_t m = h.size(0), d = h.size(1), f = w_gate.size(0);
     const Weight weight = gate_up_weight(w_gate, w_up, gamma);
     const Tensor d_gate_up = empty<E>(h, {m, 2 * f}), y = empty<E>(h, {m, f}),
-                 partial = empty<float>(h, {coda::detail::row_slot_count(f), m}), mean_dot_of_rows = empty<float>(h, {m});
+                 partial = empty<float>(h, {coda::detail::row_slot_count(f), m}),
+                 mean_dot_of_rows = empty<float>(h, {m});
     const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
     const Matrix<float> dot = matrix<float>(partial, "partial");
     with_glu(glu, [&]<class Function>(Function) {
@@ -86,9 +89,8 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
       d_h = product_with_transposed<E>(engine, d_gate_up, w, h);
     }
     const auto bit = [&](int i) { return (mask >> i & 1) != 0; };
-    const WeightGradients gradients =
-        weight_gradients<E>(engine, weight, matrix<const E>(d_gate_up, "d_gate_up"), matrix<const E>(h, "h"),
-                            {bit(1), bit(2), bit(0)});
+    const WeightGradients gradients = weight_gradients<E>(engine, weight, matrix<const E>(d_gate_up, "d_gate_up"),
+                                                          matrix<const E>(h, "h"), {bit(1), bit(2), bit(0)});
     return Tensors4{d_h, gradients.gamma, gradients.parts[0], gradients.parts[1]};
   });
 }
@@ -112,9 +114,16 @@ Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t m
     const Weight of{{{"weight", weight, {}}}, std::nullopt};
     const Tensor w = packed<E>(engine, of);
     Tensor d_x = product_with_transposed<E>(engine, d_h, w, x);
-    return Tensors2{d_x, weight_gradients<E>(engine, of, matrix<const E>(d_h, "d_h"), matrix<const E>(x, "x"),
-                                             {(mask & 1) != 0})
-                             .parts[0]};
+    return Tensors2{
+        d_x, weight_gradients<E>(engine, of, matrix<const E>(d_h, "d_h"), matrix<const E>(x, "x"), {(mask & 1) != 0})
+                 .parts[0]};
+  });
+}
+
+void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x) {
+  on_engine(x, [&]<class Engine, class E>(Engine& engine) {
+    gemm(engine, transpose(matrix<const E>(d_out, "d_out")), transpose(matrix<const E>(x, "x")),
+         AccumulateInto<Tensors<E>>{.out = matrix<float>(main_grad, "main_grad")});
   });
 }
 

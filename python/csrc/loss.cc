@@ -14,7 +14,8 @@ struct Head {
   LinearHead<E> views;
 
   template <class Engine>
-  Head(Engine& engine, const Tensor& x, const Tensor& of, const Tensor& label, const std::optional<Tensor>& token_weight)
+  Head(Engine& engine, const Tensor& x, const Tensor& of, const Tensor& label,
+       const std::optional<Tensor>& token_weight)
       : weight(packed<E>(engine, Weight{{{"weight", of, {}}}, std::nullopt})),
         views{.h = matrix<const E>(x, "x"),
               .inv_rms = {},
@@ -84,14 +85,16 @@ struct Loss<TorchGpu, bf16> {
   }
 
   Tensors2 forward(TorchGpu&, const Head<bf16>& head, const CrossEntropyOptions& options, const TokenLosses& tokens) {
-    return values(head, [&](LossValue* value) { loss->forward(gpu, head.views, options, value, tokens); }, options);
+    return values(
+        head, [&](LossValue* value) { loss->forward(gpu, head.views, options, value, tokens); }, options);
   }
   Tensors2 forward_backward(TorchGpu&, const Head<bf16>& head, const CrossEntropyOptions& options,
                             Vector<const float> d_loss, const LinearHeadGradients<bf16>& gradients,
                             const TokenLosses& tokens) {
-    return values(head, [&](LossValue* value) {
-      loss->forward_backward(gpu, head.views, options, d_loss, gradients, value, tokens);
-    }, options);
+    return values(
+        head,
+        [&](LossValue* value) { loss->forward_backward(gpu, head.views, options, d_loss, gradients, value, tokens); },
+        options);
   }
   void backward(TorchGpu&, const Head<bf16>& head, const CrossEntropyOptions& options, Vector<const float> log_sum_exp,
                 Vector<const float> d_loss, const LinearHeadGradients<bf16>& gradients) {
@@ -143,8 +146,7 @@ Tensors5 linear_cross_entropy(Tensor x, Tensor weight, Tensor label, std::option
                               int64_t reduction, std::optional<double> divisor, int64_t ignore_index,
                               double label_smoothing, double z_loss, std::optional<double> softcap, int64_t mask) {
   return on_engine(x, [&]<class Engine, class E>(Engine& engine) {
-    const CrossEntropyOptions options =
-        options_of(reduction, divisor, ignore_index, label_smoothing, z_loss, softcap);
+    const CrossEntropyOptions options = options_of(reduction, divisor, ignore_index, label_smoothing, z_loss, softcap);
     const bool none = reduction == 0;
     const int64_t m = x.size(0);
     const Head<E> head(engine, x, weight, label, token_weight);
@@ -159,7 +161,8 @@ Tensors5 linear_cross_entropy(Tensor x, Tensor weight, Tensor label, std::option
     std::optional<Tensors2> values;
     if (mask != 0 && !none) {
       const Tensor one = scalar(1, x);
-      values = loss.forward_backward(engine, head, options, vector<const float>(one, "d_loss"), gradients.views, tokens);
+      values =
+          loss.forward_backward(engine, head, options, vector<const float>(one, "d_loss"), gradients.views, tokens);
     } else {
       values = loss.forward(engine, head, options, tokens);
     }
@@ -174,8 +177,7 @@ Tensors2 linear_cross_entropy_backward(Tensor d_loss, Tensor x, Tensor weight, T
                                        std::optional<double> divisor, int64_t ignore_index, double label_smoothing,
                                        double z_loss, std::optional<double> softcap) {
   return on_engine(x, [&]<class Engine, class E>(Engine& engine) {
-    const CrossEntropyOptions options =
-        options_of(reduction, divisor, ignore_index, label_smoothing, z_loss, softcap);
+    const CrossEntropyOptions options = options_of(reduction, divisor, ignore_index, label_smoothing, z_loss, softcap);
     const Head<E> head(engine, x, weight, label, token_weight);
     const Gradients<E> gradients(x, weight, true);
     Loss<Engine, E> loss(engine, head, options, gradients.views);

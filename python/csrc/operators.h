@@ -14,8 +14,7 @@ using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Tensors11 =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors11 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
                Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
@@ -40,6 +39,9 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
                                   Tensor w_gate, Tensor w_up, int64_t glu, int64_t mask);
 Tensor linear_residual(Tensor x, Tensor weight, Tensor residual);
 Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t mask);
+
+/// main_grad += d_outᵀ x.
+void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x);
 
 Tensors5 linear_cross_entropy(Tensor x, Tensor weight, Tensor label, std::optional<Tensor> token_weight,
                               int64_t reduction, std::optional<double> divisor, int64_t ignore_index,

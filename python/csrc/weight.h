@@ -76,7 +76,9 @@ struct WeightGradients {
   std::vector<Tensor> parts;
   Tensor gamma;
 };
-inline Tensor not_asked(const Tensor& like) { return empty(like, {0}, like.scalar_type()); }
+inline Tensor not_asked(const Tensor& like) {
+  return empty(like, {0}, like.scalar_type());
+}
 
 /// From d_outᵀ x, the gradient of the packed weight. needs: of each part, and of gamma last.
 template <class E, class Engine>
@@ -106,8 +108,7 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
   const bool of_gamma = weight.gamma && needs.back();
   Tensor packed_gradient, slots;
   int64_t all_slots = 0;
-  for (const Part& part : weight.parts)
-    all_slots += (part.plain.size(0) + llama::kUnpackRows - 1) / llama::kUnpackRows;
+  for (const Part& part : weight.parts) all_slots += (part.plain.size(0) + llama::kUnpackRows - 1) / llama::kUnpackRows;
   if (any) {
     packed_gradient = empty<float>(only.plain, {weight.rows(), weight.cols()});
     llama::weight_gradient<Engine, E>(engine, d_out, x, matrix<float>(packed_gradient, "gradient"), false);

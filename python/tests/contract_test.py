@@ -54,6 +54,7 @@ def test_opcheck(case):
 
 def test_no_operator_is_left_unchecked():
     checked = {operator.name() for case in CASES.values() for operator, _ in calls_of(case)}
+    checked.add("coda::accumulate_weight_gradient_")  # accumulate_test.py
     assert checked == {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("coda::")}
 
 
@@ -257,7 +258,7 @@ def block_with(**changes):
     [
         ({"h": torch.zeros(4, 7)}, ValueError, "wo is 68x128; it needs 7xany"),
         ({"h": torch.zeros(4, 68, dtype=torch.float16)}, TypeError,
-         "h is of torch.float16; it needs torch.float32 or torch.bfloat16"),
+         "h is of torch.float16; it needs float32 or bfloat16"),
         ({"h": None}, TypeError, "h is a NoneType; it needs to be a tensor"),
         ({"a": torch.zeros(4, 5)}, ValueError, "a is 4x5; it needs a last dimension of 128"),
         ({"a": torch.zeros(3, 128)}, ValueError, "a is of 3 tokens; it needs 4, as h has"),

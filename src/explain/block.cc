@@ -127,7 +127,8 @@ class Rows {
   }
   /// A weight gradient out = aᵀ b over tokens, in float.
   void weight_gradient(const char* name, const char* what, int64_t rows, int64_t cols) {
-    Row& row = product(name, true, what, Form::nt, {rows, cols, m_}, &find_program("Store<float>"));
+    Row& row = product(name, true, what, Form::nt, {rows, cols, m_},
+                       &find_program(block_.element == kFloat ? "Store<float>" : "Store<bf16, float>"));
     row.separate = row.compiled = {row.fused};
   }
 

@@ -123,6 +123,115 @@ std::string shape_text(const Row& row) {
   return "";
 }
 
+std::string mnk_text(const hopper::Shape& shape) {
+  return fmt::format("{} × {} × {}", shape.m, shape.n, shape.k);
+}
+
+std::string card_text(const Card& card) {
+  return fmt::format("{}, {} multiprocessors", card.name, card.multiprocessors);
+}
+
+/// A line for a coda that could not run what it explains.
+std::string without_gpu_half() {
+  // volatile: g++ 12 folds the comparison of a declared function with null, weak or not.
+  Card (*volatile card)() = &current_card;
+  return card != nullptr ? "" : "this coda was built without its GPU half, which `make cuda` builds\n";
+}
+
+std::string why_chosen(const GpuPlan& plan) {
+  return plan.tuned ? "chosen: tuned" : "chosen: least score";
+}
+
+/// Scores as multiples of the least one.
+double relative_score(const GpuPlan& plan, const hopper::Candidate& candidate) {
+  return candidate.score / plan.candidates.front().score;
+}
+
+/// Every candidate: its score and what it lost by.
+std::string gpu_plan_text(const GpuPlan& plan, const Card& card) {
+  std::string out = fmt::format("plans of the GPU engine for {} {} ({})\n", mnk_text(plan.shape),
+                                hopper::name(plan.form), card_text(card));
+  Lines lines = {{"  tile", "order", "score", "", ""}};
+  for (const hopper::Candidate& c : plan.candidates) {
+    const std::string chosen = &c == &plan.choice() ? why_chosen(plan) : "";
+    lines.push_back({fmt::format("  {}", hopper::name(c.kernel->tile)),
+                     fmt::format("{} {} of clusters", c.order.swizzle, c.order.along_m ? "columns" : "rows"),
+                     c.legal ? fmt::format("{:.3f}", relative_score(plan, c)) : "illegal", chosen, c.reason});
+  }
+  return out + table(lines, "llrll");
+}
+
+/// A line a product: what is chosen, and the best of the others.
+std::string gpu_plans_text(const std::vector<RowPlan>& plans, const Card& card) {
+  Lines lines = {{"row", "program", "M × N × K", "form", "plan", "", "next", ""}};
+  for (const RowPlan& row : plans) {
+    const GpuPlan& plan = row.plan;
+    const hopper::Candidate& choice = plan.choice();
+    std::vector<std::string> line = {row.row,
+                                     row.program,
+                                     mnk_text(plan.shape),
+                                     hopper::name(plan.form),
+                                     hopper::text_of(choice.kernel->tile, choice.order),
+                                     plan.tuned ? "tuned" : "untuned"};
+    for (const hopper::Candidate& next : plan.candidates) {
+      if (&next == &choice || !next.legal) continue;
+      line.push_back(hopper::text_of(next.kernel->tile, next.order));
+      line.push_back(next.reason.empty() ? "the least score" : next.reason);
+      break;
+    }
+    line.resize(8);
+    lines.push_back(std::move(line));
+  }
+  return fmt::format("plans of the GPU engine ({})\n", card_text(card)) + table(lines, "llllllll");
+}
+
+std::string memory_text(const llama::GpuMemory& memory) {
+  Lines lines;
+  const auto add = [&](const std::string& head, const std::vector<llama::MemoryPiece>& pieces, double bytes,
+                       const std::string& said) {
+    lines.push_back({head, ""});
+    for (const llama::MemoryPiece& piece : pieces)
+      lines.push_back({"  " + piece.what, bytes_text(static_cast<int64_t>(piece.bytes))});
+    lines.push_back({"  " + said, bytes_text(static_cast<int64_t>(bytes))});
+  };
+  const double kept = static_cast<double>(memory.layers) * llama::sum(memory.layer);
+  add("kept of every layer for its backward pass", memory.layer, llama::sum(memory.layer), "a layer");
+  lines.push_back({fmt::format("  {} layers", memory.layers), bytes_text(static_cast<int64_t>(kept))});
+  add("once for all layers", memory.pass, llama::sum(memory.pass), "together");
+  add("the model", memory.model, llama::sum(memory.model), "together");
+  lines.push_back({"in all", bytes_text(static_cast<int64_t>(memory.total()))});
+  return "memory of a GPU that trains this; y and attention's scores are made again\n" + table(lines, "lr");
+}
+
+ordered_json json(const llama::GpuMemory& memory) {
+  const auto pieces = [](const std::vector<llama::MemoryPiece>& list) {
+    ordered_json out;
+    for (const llama::MemoryPiece& piece : list) out[piece.what] = static_cast<int64_t>(piece.bytes);
+    return out;
+  };
+  return {{"layers", memory.layers},
+          {"layer", pieces(memory.layer)},
+          {"once", pieces(memory.pass)},
+          {"model", pieces(memory.model)},
+          {"kept_by_all_layers", static_cast<int64_t>(static_cast<double>(memory.layers) * llama::sum(memory.layer))},
+          {"in_all", static_cast<int64_t>(memory.total())}};
+}
+
+ordered_json json(const GpuPlan& plan) {
+  ordered_json out = {{"form", hopper::name(plan.form)},
+                      {"mnk", {plan.shape.m, plan.shape.n, plan.shape.k}},
+                      {"tuned", plan.tuned},
+                      {"chosen", plan.chosen}};
+  for (const hopper::Candidate& c : plan.candidates)
+    out["candidates"].push_back({{"tile", hopper::name(c.kernel->tile)},
+                                 {"swizzle", c.order.swizzle},
+                                 {"along_m", c.order.along_m},
+                                 {"legal", c.legal},
+                                 {"score", relative_score(plan, c)},
+                                 {"reason", c.reason}});
+  return out;
+}
+
 std::string kept_text(const std::vector<Tensor>& kept) {
   if (kept.empty()) return "";
   std::string names;
@@ -304,7 +413,14 @@ std::string text(const ProgramReport& report) {
   out += "plan of the CPU engine\n";
   Lines plan;
   for (const Decision& d : report.plan) plan.push_back({"  " + d.what, d.choice, d.reason});
-  return out + table(plan, "lll");
+  out += table(plan, "lll");
+  if (report.card) {
+    out += "\n" + without_gpu_half();
+    for (const GpuPlan& plan : report.gpu_plans) out += gpu_plan_text(plan, *report.card) + "\n";
+    if (report.gpu_plans.empty())
+      out += fmt::format("plans of the GPU engine: src/kernels compiles no such product of {}\n", p.spelling());
+  }
+  return out;
 }
 
 std::string text(const BlockReport& report) {
@@ -348,6 +464,9 @@ std::string text(const BlockReport& report) {
   }
   out += table(costs, alignment) + "\n" + totals_text(report) + "\n";
 
+  if (report.card) out += without_gpu_half() + gpu_plans_text(report.gpu_plans, *report.card) + "\n";
+  if (report.memory) out += memory_text(*report.memory) + "\n";
+
   if (timed) out += machine_text(*report.machine) + "\n" + kTimeModel;
   out += kByteModel;
   out +=
@@ -390,6 +509,11 @@ ordered_json json(const ProgramReport& report) {
   ordered_json plan = ordered_json::array();
   for (const Decision& d : report.plan) plan.push_back({{"what", d.what}, {"choice", d.choice}, {"reason", d.reason}});
   out["plan"] = std::move(plan);
+  if (report.card) {
+    out["card"] = report.card->name;
+    out["gpu_plans"] = ordered_json::array();
+    for (const GpuPlan& one : report.gpu_plans) out["gpu_plans"].push_back(json(one));
+  }
   return out;
 }
 
@@ -428,6 +552,15 @@ ordered_json json(const BlockReport& report) {
                                 {"kept", t.kept},
                                 {"kept_separate", t.kept_separate}};
   }
+  if (report.card) {
+    out["card"] = report.card->name;
+    for (const RowPlan& one : report.gpu_plans) {
+      ordered_json plan = {{"row", one.row}, {"program", one.program}};
+      plan.update(json(one.plan));
+      out["gpu_plans"].push_back(std::move(plan));
+    }
+  }
+  if (report.memory) out["gpu_memory"] = json(*report.memory);
   return out;
 }
 

@@ -5,7 +5,9 @@
 #include <string>
 
 #include "explain/block.h"
+#include "explain/gpu_plan.h"
 #include "explain/plan.h"
+#include "llama/gpu_memory.h"
 
 namespace coda::explain {
 
@@ -15,6 +17,8 @@ struct ProgramReport {
   std::optional<Sizes> sizes;
   std::optional<Machine> machine;
   std::vector<Decision> plan;
+  std::optional<Card> card{};        // of gpu_plans
+  std::vector<GpuPlan> gpu_plans{};  // a form each
 };
 
 /// One block: completed, with its rows.
@@ -22,6 +26,9 @@ struct BlockReport {
   Block block;
   std::vector<Row> rows;
   std::optional<Machine> machine;
+  std::optional<Card> card{};                // of gpu_plans
+  std::vector<RowPlan> gpu_plans{};          // a product each
+  std::optional<llama::GpuMemory> memory{};  // of a model of such layers that a GPU trains
 };
 
 std::string text(const ProgramReport& report);

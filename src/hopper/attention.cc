@@ -75,39 +75,6 @@ void check(const char* name, const Matrix<T>& matrix, int64_t rows, int64_t cols
                        "memory at a multiple of 16 bytes");
 }
 
-/// What one launch works on, of what there is.
-struct Part {
-  int64_t documents, kv_heads;
-};
-
-/// Into how many equal parts count things go so that bytes of them come within limit; if none of the ways that are possible does,
-/// the one of the most parts.
-template <class Possible>
-int64_t split(int64_t count, int64_t bytes, int64_t limit, Possible possible) {
-  int64_t best = 1;
-  for (int64_t parts = 1; parts <= count; ++parts) {
-    if (count % parts != 0 || !possible(count / parts)) continue;
-    best = parts;
-    if (bytes / parts <= limit) break;
-  }
-  return best;
-}
-
-Part backward_part(const AttentionShape& shape, const AttentionBatch& batch) {
-  const int64_t length = round_up(batch.length, 64), group = shape.heads / shape.kv_heads;
-  const int64_t document_bytes = 2 * shape.heads * length * length;
-  // cuDNN wants a part's log-sum-exps at a multiple of 16 bytes.
-  const int64_t document_parts =
-      split(batch.documents, batch.documents * document_bytes, batch.score_bytes,
-            [&](int64_t documents) { return batch.ragged || documents * shape.heads * batch.length % 4 == 0; });
-  Part part{.documents = batch.documents / document_parts, .kv_heads = shape.kv_heads};
-  if (part.documents == 1)
-    part.kv_heads /= split(shape.kv_heads, document_bytes, batch.score_bytes, [&](int64_t kv_heads) {
-      return kv_heads * group * (batch.ragged ? 1 : batch.length) % 4 == 0;
-    });
-  return part;
-}
-
 /// Names of a plan's tensors.
 enum Id : int64_t {
   kQ = 1,
@@ -130,7 +97,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 /// cuDNN's graph of one launch.
 class Builder {
  public:
-  Builder(const AttentionShape& shape, const AttentionBatch& batch, Part part)
+  Builder(const AttentionShape& shape, const AttentionBatch& batch, AttentionPart part)
       : shape_(shape), batch_(batch), part_(part) {
     graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -224,7 +191,7 @@ class Builder {
 
   AttentionShape shape_;
   AttentionBatch batch_;
-  Part part_;
+  AttentionPart part_;
   std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
   Tensor lengths_, qkv_starts_, out_starts_, log_sum_exp_starts_;
 };
@@ -324,7 +291,7 @@ struct Attention::Plans {
 
   AttentionShape shape;
   AttentionBatch batch;
-  Part forward_part, part;
+  AttentionPart forward_part, part;
   Handle handle;
   std::shared_ptr<fe::graph::Graph> forward, backward;
   int64_t workspace = 0;

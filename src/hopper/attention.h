@@ -3,21 +3,10 @@
 #include <memory>
 #include <span>
 
+#include "attention_batch.h"
 #include "coda/gpu.h"
-#include "llama/attention.h"
 
 namespace coda::hopper {
-
-/// The batches that a plan is made for.
-struct AttentionBatch {
-  int64_t tokens = 0;     // M, exactly
-  int64_t documents = 0;  // one after the other: as many, or, where ragged, up to as many
-  int64_t length = 0;     // of each of them, or, where ragged, of the longest
-  bool ragged = false;    // of any lengths, which set_documents() says
-  /// cuDNN's deterministic backward pass keeps the scores' gradients, 2 bytes · heads · length² a document with length rounded up
-  /// to 64: so many documents, or heads of a document, go together as stay within this. Less is slower.
-  int64_t score_bytes = int64_t{4} << 30;
-};
 
 /// Plans for one kind of batch, made once: that allocates, waits, and takes seconds. Running them does neither, can be captured in a
 /// CUDA graph, and gives the same bits every time.

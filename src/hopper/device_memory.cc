@@ -22,7 +22,12 @@ DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
   void* data = nullptr;
   if (const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes)); error != cudaSuccess) {
     cudaGetLastError();  // or the next call would report it
-    throw DeviceError(fmt::format("{} bytes of device memory: CUDA says {}", bytes, cudaGetErrorString(error)));
+    const std::string said = fmt::format("{:.3f} GB of the GPU's memory: CUDA says {}",
+                                         1e-9 * static_cast<double>(bytes), cudaGetErrorString(error));
+    if (error != cudaErrorMemoryAllocation) throw DeviceError(said);
+    const FreeMemory memory = free_memory();
+    throw OutOfMemory(fmt::format("{}; {:.3f} GB are free of {:.3f}", said, 1e-9 * static_cast<double>(memory.free),
+                                  1e-9 * static_cast<double>(memory.total)));
   }
   data_ = static_cast<std::byte*>(data);
 }

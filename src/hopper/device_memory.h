@@ -4,11 +4,19 @@
 #include <cstdint>
 #include <span>
 
+#include "coda/gpu.h"
 #include "coda/tensor.h"
 
 namespace coda::hopper {
 
-/// Memory of the calling thread's current device, 256-byte aligned. All throw DeviceError with what CUDA says.
+/// The device has not as much memory as was asked for.
+class OutOfMemory : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
+/// Memory of the calling thread's current device, 256-byte aligned. All throw DeviceError with what CUDA says, the constructor
+/// OutOfMemory that also says how much was asked for and how much is free.
 class DeviceMemory {
  public:
   DeviceMemory() = default;

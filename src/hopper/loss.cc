@@ -11,6 +11,7 @@
 #include "loss/check.h"
 #include "loss/chunk.h"
 #include "loss/token_loss.h"
+#include "loss_memory.h"
 #include "plan.h"
 #include "token_losses.h"
 
@@ -41,68 +42,6 @@ void map(Rehearsal& /*rehearsal*/, const Matrix<T>& x, const P& program) {
       program, [&](const coda::detail::ProgramInfo& info) { coda::detail::check_map(coda::detail::factor(x), info); });
 }
 void mean_dot(Rehearsal& /*rehearsal*/, const Matrix<float>& /*dot*/, int64_t /*width*/, Vector<float> /*out*/) {}
-
-/// Of 512 to 16384 tokens these are within 2 % of the fastest at every shape (docs/measurements.md).
-constexpr int64_t kMostOfChunk = 4096;
-
-int64_t round_up(int64_t n, int64_t to) {
-  return (n + to - 1) / to * to;
-}
-
-/// Hands out memory piece by piece, at multiples of 256 bytes; from null it counts them.
-class Pieces {
- public:
-  explicit Pieces(std::byte* memory) : memory_(memory) {}
-  int64_t bytes() const { return bytes_; }
-
-  template <class T>
-  T* take(int64_t count) {
-    T* piece = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += round_up(count * static_cast<int64_t>(sizeof(T)), 256);
-    return piece;
-  }
-  Vector<float> vector(int64_t size) { return {take<float>(size), size}; }
-
- private:
-  std::byte* memory_;
-  int64_t bytes_ = 0;
-};
-
-struct LossPieces {
-  ChunkMemory<bf16> chunk;
-  float* ones;      // [chunk]
-  LossSums* sums;   // [⌈tokens/32⌉]
-  double* divisor;  // one
-
-  LossPieces(Pieces& pieces, const GpuLossSize& size) {
-    chunk.tokens = size.chunk_tokens;
-    const int64_t slots = coda::detail::row_slot_count(size.vocab) * chunk.tokens;
-    ones = pieces.take<float>(chunk.tokens);
-    chunk.ones = {ones, chunk.tokens};
-    chunk.states = pieces.take<MaxSum>(slots);
-    chunk.partial = pieces.take<float>(slots);
-    chunk.logit_partial = pieces.take<float>(slots);
-    chunk.log_sum_exp = pieces.vector(chunk.tokens);
-    sums = pieces.take<LossSums>((size.tokens + kLossTokens - 1) / kLossTokens);
-    divisor = pieces.take<double>(1);
-    if (!size.gradients) return;
-    const int64_t stride = round_up(size.vocab, 8);  // rows that TMA reaches
-    chunk.logits = {pieces.take<bf16>(chunk.tokens * stride), chunk.tokens, size.vocab, stride};
-    chunk.maxima = pieces.take<float>(slots);
-    for (Vector<float>* row : {&chunk.d_log_sum_exp, &chunk.d_label_logit, &chunk.d_logit_sum, &chunk.mean_dot})
-      *row = pieces.vector(chunk.tokens);
-  }
-};
-
-GpuLossSize checked(GpuLossSize size) {
-  if (size.tokens < 0) throw UsageError(fmt::format("tokens is {}; it needs to be 0 or more", size.tokens));
-  if (size.vocab < 1) throw UsageError(fmt::format("vocab is {}; it needs to be 1 or more", size.vocab));
-  if (size.chunk_tokens < 0 || size.chunk_tokens % kLossTokens != 0)
-    throw UsageError(
-        fmt::format("chunk_tokens is {}; it needs to be a multiple of {}", size.chunk_tokens, kLossTokens));
-  if (size.chunk_tokens == 0) size.chunk_tokens = GpuLinearCrossEntropy::chunk_tokens(size.tokens);
-  return size;
-}
 
 /// No product runs where there are no tokens.
 template <class Body>
@@ -192,18 +131,6 @@ GpuLinearCrossEntropy::GpuLinearCrossEntropy(const Gpu& gpu, const GpuLossSize& 
 GpuLinearCrossEntropy::~GpuLinearCrossEntropy() = default;
 GpuLinearCrossEntropy::GpuLinearCrossEntropy(GpuLinearCrossEntropy&&) noexcept = default;
 GpuLinearCrossEntropy& GpuLinearCrossEntropy::operator=(GpuLinearCrossEntropy&&) noexcept = default;
-
-int64_t GpuLinearCrossEntropy::memory_bytes(const GpuLossSize& size) {
-  hopper::Pieces pieces(nullptr);
-  const hopper::LossPieces counted(pieces, hopper::checked(size));
-  return pieces.bytes();
-}
-
-int64_t GpuLinearCrossEntropy::chunk_tokens(int64_t tokens) {
-  const int64_t most = std::max<int64_t>(tokens, 1);
-  const int64_t chunks = (most + hopper::kMostOfChunk - 1) / hopper::kMostOfChunk;
-  return hopper::round_up((most + chunks - 1) / chunks, 128);
-}
 
 int64_t GpuLinearCrossEntropy::workspace(const LinearHead<bf16>& head, const CrossEntropyOptions& options,
                                          const LinearHeadGradients<bf16>& gradients) const {

@@ -20,10 +20,13 @@ struct alignas(kRun * sizeof(T)) Run {
 };
 template <bool kVectors, class T>
 __device__ __forceinline__ Run<T> load(const T* p, int count) {
-  if constexpr (kVectors) return *reinterpret_cast<const Run<T>*>(p);
-  Run<T> run;
-  for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
-  return run;
+  if constexpr (kVectors) {
+    return *reinterpret_cast<const Run<T>*>(p);
+  } else {
+    Run<T> run;
+    for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
+    return run;
+  }
 }
 template <bool kVectors, class T>
 __device__ __forceinline__ void store(T* p, int count, const Run<T>& run) {
@@ -119,17 +122,17 @@ template <class W, class G>
 void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
                      Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
   if (plain.rows == 0 || plain.cols == 0) return;
-  const bool vectors =
-      in_runs(packed) && in_runs(plain) && in_runs(gamma) && in_runs(d_plain) && in_runs(d_gamma);
-  hopper::launch(gpu, "unpack_gradient", vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
-                 grid(plain.cols, ceil_div(plain.rows, kUnpackRows)), dim3(kThreads), packed, rows, plain, gamma, d_plain,
-                 d_gamma);
+  const bool vectors = in_runs(packed) && in_runs(plain) && in_runs(gamma) && in_runs(d_plain) && in_runs(d_gamma);
+  hopper::launch(gpu, "unpack_gradient",
+                 vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
+                 grid(plain.cols, ceil_div(plain.rows, kUnpackRows)), dim3(kThreads), packed, rows, plain, gamma,
+                 d_plain, d_gamma);
 }
 
-#define CODA_PACKED_WEIGHT(W, G)                                                                             \
-  template void pack(const Gpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);         \
-  template void unpack_gradient(const Gpu&, Matrix<const float>, const PackedRows&, Matrix<const W>,         \
-                                Vector<const G>, Matrix<W>, Matrix<float>);
+#define CODA_PACKED_WEIGHT(W, G)                                                                                      \
+  template void pack(const Gpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \
+  template void unpack_gradient(const Gpu&, Matrix<const float>, const PackedRows&, Matrix<const W>, Vector<const G>, \
+                                Matrix<W>, Matrix<float>);
 CODA_PACKED_WEIGHT(float, float)
 CODA_PACKED_WEIGHT(float, bf16)
 CODA_PACKED_WEIGHT(bf16, float)

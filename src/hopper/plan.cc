@@ -143,23 +143,35 @@ Workspace workspace_of(const Factor& a, const Factor& b) {
           .accumulators = round_up(a.rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
 }
 
-double loaded_tiles(std::span<const Field> fields) {
-  double widths = 0;
-  for (const Field& field : fields) {
-    if (field.direction != Direction::in) continue;
-    if (field.kind == Kind::tile) widths += 1;
-    if (field.kind == Kind::half_tile) widths += 0.5;
-    if (field.kind == Kind::double_tile) widths += 2;
-  }
-  return widths;
+double epilogue_tiles(std::span<const Field> fields) {
+  double tiles = 0;
+  for (const Field& field : fields) switch (field.kind) {
+      case Kind::tile:
+      case Kind::half_tile:  // half the bytes, but of two accumulators
+      case Kind::accumulate:
+        tiles += 1;
+        break;
+      case Kind::double_tile:
+        tiles += 2;
+        break;
+      case Kind::row_log_sum_exp:
+        tiles += 3;
+        break;
+      case Kind::per_pair:
+        tiles += 0.75;
+        break;
+      default:
+        break;
+    }
+  return tiles;
 }
 
 Problem problem_of(const Factor& a, const Factor& b, const ProgramInfo& program, int multiprocessors) {
-  double widths = 0;
-  for (const Operand& operand : program.operands) widths += loaded_tiles({&operand.field, 1});
+  double tiles = 0;
+  for (const Operand& operand : program.operands) tiles += epilogue_tiles({&operand.field, 1});
   return {.form = *form_of(a, b),
           .shape = {a.rows, b.rows, a.depth},
-          .loaded_tiles = widths,
+          .epilogue_tiles = tiles,
           .multiprocessors = multiprocessors};
 }
 
@@ -178,31 +190,27 @@ int64_t columns_of_clusters(const Problem& problem, HopperTile tile) {
   return ceil_div(problem.shape.n, size_of(tile).cols);
 }
 
-/// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where nothing hides it. Pingpong
-/// tiles hide it under the other warp group's main loop, which cooperative tiles cannot; those read less shared memory for a product,
-/// which shows where a is not transposed and b neither: 1.07 of pingpong's time at K = 2048, 0.97 at 22016 (0.97 K + 220). A
-/// tile that the program loads costs them as much again (Residual 1.06 to 1.18, SwiGluBackward 1.33 at K = 2048).
-double depth_of_tile(const Problem& problem, HopperTile tile) {
-  const auto k = static_cast<double>(problem.shape.k);
-  constexpr double kLoad = 240;
-  const double exposed = (problem.form == Form::TN ? 220 : 150) + kLoad * problem.loaded_tiles;
-  switch (tile) {
-    case HopperTile::pingpong_128x128:
-    case HopperTile::pingpong_64x256:
-      return k;
-    case HopperTile::cooperative_128x128:
-      return k + 2 * exposed;
-    case HopperTile::cooperative_128x256:
-    case HopperTile::cooperative_256x128:
-      break;
-  }
-  return (problem.form == Form::TN ? 0.965 : 1.0) * k + exposed;
+bool is_wide(HopperTile tile) {
+  return tile == HopperTile::cooperative_128x256 || tile == HopperTile::cooperative_256x128;
 }
 
-/// How much longer than the best order this one takes, from the mean of 37 shapes. Tiles run along rows of clusters, so many rows side by
-/// side: what is read of b is read once for all of them. Where b is far beyond the L2 cache that is read from memory, and decides
-/// (measured of the vocabulary's product, which is TN).
-double excess_of_order(const Problem& problem, Order order) {
+/// The depth that takes as long as a tile, per 128 × 128 accumulators: the main loop's, and the epilogue's where
+/// nothing hides it. Pingpong tiles hide it under the other warp group's main loop, which cooperative tiles cannot;
+/// wide ones move fewer bytes for a product through shared memory, and what that saves in power comes back as clock
+/// cycles. From a block's products at the card's power limit.
+double depth_of_tile(const Problem& problem, HopperTile tile) {
+  const auto k = static_cast<double>(problem.shape.k);
+  const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 57) + 155 * (problem.epilogue_tiles - 1));
+  if (tile == HopperTile::cooperative_128x128) return k + 2 * exposed;
+  if (!is_wide(tile)) return k;
+  constexpr double kMainLoop[] = {0.92, 0.90, 0.945};
+  return kMainLoop[static_cast<int>(problem.form)] * k + exposed;
+}
+
+/// How much longer than the best order this one takes, from the mean of 37 shapes (wide tiles: of a block's). Tiles run
+/// along rows of clusters, so many rows side by side: what is read of b is read once for all of them. Where b is far
+/// beyond the L2 cache that is read from memory, and decides (measured of the vocabulary's product, which is TN).
+double excess_of_order(const Problem& problem, HopperTile tile, Order order) {
   constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
   if (order.along_m) return problem.form == Form::NT ? 1.17 : 1.33;
   if (problem.form == Form::TN && problem.shape.n * problem.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
@@ -210,7 +218,9 @@ double excess_of_order(const Problem& problem, Order order) {
   const int i = order.swizzle == 1 ? 0 : order.swizzle == 2 ? 1 : order.swizzle == 4 ? 2 : 3;
   constexpr double kExcess[3][4] = {
       {1.020, 1.025, 1.013, 1.017}, {1.009, 1.006, 1.023, 1.040}, {1.012, 1.012, 1.026, 1.094}};
-  return kExcess[static_cast<int>(problem.form)][i];
+  constexpr double kWideExcess[3][4] = {
+      {1.023, 1.020, 1.013, 1.023}, {1.019, 1.019, 1.006, 1.014}, {1.025, 1.025, 1.012, 1.020}};
+  return (is_wide(tile) ? kWideExcess : kExcess)[static_cast<int>(problem.form)][i];
 }
 
 }  // namespace
@@ -223,7 +233,7 @@ int64_t waves(const Problem& problem, HopperTile tile) {
 double score(const Problem& problem, HopperTile tile, Order order) {
   const double area = size_of(tile).rows * size_of(tile).cols / (128.0 * 128.0);
   return static_cast<double>(waves(problem, tile)) * area * depth_of_tile(problem, tile) *
-         excess_of_order(problem, order);
+         excess_of_order(problem, tile, order);
 }
 
 bool is_legal(const Problem& problem, HopperTile tile, Order order) {
@@ -281,7 +291,8 @@ std::vector<Candidate> candidates(const Problem& problem, const HopperKernels& k
       c.reason +=
           fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(problem, tile),
                       depth_of_tile(problem, tile), waves(problem, best_tile), depth_of_tile(problem, best_tile));
-    const double excess = excess_of_order(problem, c.order), least = excess_of_order(problem, best.order);
+    const double excess = excess_of_order(problem, tile, c.order),
+                 least = excess_of_order(problem, best_tile, best.order);
     if (excess != least)
       c.reason += fmt::format("{} its order took {:.3f} of the best order's time, against {:.3f}",
                               tile != best_tile ? ";" : ":", excess, least);
@@ -303,16 +314,19 @@ std::string obstacle_to_fusing(const Factor& a, const Factor& b, const ProgramIn
 
 }  // namespace
 
-Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
-            int multiprocessors, std::string_view card, const TunedPlans& tuned) {
-  std::string reason = obstacle_to_fusing(a, b, program);
-  if (!reason.empty()) return {.reason = std::move(reason)};
-  const Problem problem = problem_of(a, b, program, multiprocessors);
+Plan choose(const Problem& problem, const HopperKernels& kernels, std::string_view card, const TunedPlans& tuned) {
   if (const TunedPlan* entry = tuned.find(card, kernels.name, problem.form, problem.shape))
     for (const HopperKernel& kernel : kernels.products)
       if (kernel.form == problem.form && kernel.tile == entry->tile && is_legal(problem, entry->tile, entry->order))
         return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
-  Plan plan = untuned(problem, kernels);
+  return untuned(problem, kernels);
+}
+
+Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
+            int multiprocessors, std::string_view card, const TunedPlans& tuned) {
+  std::string reason = obstacle_to_fusing(a, b, program);
+  if (!reason.empty()) return {.reason = std::move(reason)};
+  Plan plan = choose(problem_of(a, b, program, multiprocessors), kernels, card, tuned);
   if (plan.kernel == nullptr) plan.reason = "a reduction of the program is wider than every tile";
   return plan;
 }

@@ -53,12 +53,14 @@ inline constexpr Order kOrders[] = {{8, false}, {4, false}, {2, false}, {1, fals
 struct Problem {
   coda::detail::Form form;
   Shape shape;
-  double loaded_tiles;  // that the program reads beside the accumulators, of their width
+  double epilogue_tiles;
   int multiprocessors;
 };
 Problem problem_of(const coda::detail::Factor& a, const coda::detail::Factor& b,
                    const coda::detail::ProgramInfo& program, int multiprocessors);
-double loaded_tiles(std::span<const Field> fields);
+/// What a program does to a tile of accumulators, in tiles of their size that it loads or stores; angles of pairs and a
+/// log-sum-exp count as what they were measured to take.
+double epilogue_tiles(std::span<const Field> fields);
 
 /// Waves of tiles over the multiprocessors, two tiles a cluster.
 int64_t waves(const Problem& problem, coda::detail::HopperTile tile);
@@ -108,7 +110,10 @@ Plan untuned(const Problem& problem, const coda::detail::HopperKernels& kernels)
 
 class TunedPlans;
 
-/// How this call is run on a card: as it was tuned, where that is a candidate, or untuned. The call has been checked.
+/// As it was tuned on the card, where that is a candidate, or untuned.
+Plan choose(const Problem& problem, const coda::detail::HopperKernels& kernels, std::string_view card,
+            const TunedPlans& tuned);
+/// How this call is run: so, if it can be fused. The call has been checked.
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
             const coda::detail::HopperKernels& kernels, int multiprocessors, std::string_view card,
             const TunedPlans& tuned);

@@ -3,14 +3,9 @@
 #include "coda/gpu.h"
 #include "loss/chunk.h"
 #include "loss/token_loss.h"
+#include "loss_memory.h"
 
 namespace coda::hopper {
-
-/// Σ of the losses and of their z parts over kLossTokens tokens.
-struct LossSums {
-  double all, z;
-};
-inline constexpr int64_t kLossTokens = 32;
 
 void fill_ones(const Gpu& gpu, Vector<float> x);
 

@@ -24,3 +24,5 @@ CODA_PROGRAM(RmsNormBackward<Tensors<float>, StreamEnds, GammaInEpilogue>);
 CODA_PROGRAM(RmsNormBackward<Tensors<bf16>, StreamEnds, GammaInEpilogue>);
 CODA_PROGRAM(RmsNormBackward<Tensors<float>, StreamJoins, GammaPlusOneInEpilogue>);
 CODA_PROGRAM(RmsNormBackward<Tensors<bf16>, StreamJoins, GammaPlusOneInEpilogue>);
+CODA_PROGRAM(FoldedWeightGradient<Tensors<float>>);
+CODA_PROGRAM(FoldedWeightGradient<Tensors<bf16>>);

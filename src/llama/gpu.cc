@@ -5,8 +5,9 @@
 
 namespace coda::llama {
 
-std::unique_ptr<Model> make_model_on_gpu(const Config& config) {
+std::unique_ptr<Model> make_model_on_gpu(const Config& config, std::optional<GpuStep> step) {
   if (const auto missing = why_no_gpu()) throw UsageError("--device is cuda, but " + *missing);
+  if (step) check_gpu_memory(config, *step);
   return model_on_gpu(config);
 }
 

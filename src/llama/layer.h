@@ -152,11 +152,12 @@ template <class Engine, class E>
 void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
                   const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
                   const LayerGradients& gradients, bool add);
-/// d_qkv is read and overwritten. d_residual is what else reaches in.h, or without data; d_h may be its memory.
+/// d_products: what the products of wq, wk and wv read, turned back and times r; may be d_qkv's memory. d_residual: what else reaches
+/// in.h, or without data; d_h may be its memory.
 template <class Engine, class E>
 void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
-                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<E> d_qkv, Matrix<const E> d_residual,
-                  Matrix<E> d_h, Matrix<float> d_weight, bool add);
+                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<const E> d_qkv, Matrix<E> d_products,
+                  Matrix<const E> d_residual, Matrix<E> d_h, Matrix<float> d_weight, bool add);
 
 /// out (+)= aᵀ b over tokens: a weight gradient in float.
 template <class Engine, class E>

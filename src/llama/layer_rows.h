@@ -133,11 +133,11 @@ void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E
 
 template <class Engine, class E>
 void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
-                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<E> d_qkv, Matrix<const E> d_residual,
-                  Matrix<E> d_h, Matrix<float> d_weight, bool add) {
+                  Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<const E> d_qkv, Matrix<E> d_products,
+                  Matrix<const E> d_residual, Matrix<E> d_h, Matrix<float> d_weight, bool add) {
   const int64_t m = d_qkv.rows, d = d_h.cols;
   const Vector<float> s = scratch.mean_dot;
-  const Matrix<const E> d_qkv_stored = d_qkv;
+  const Matrix<const E> d_out = d_products;
   const Matrix<float> dot_qkv = row_slots(scratch.partial, m, d_qkv.cols);
   map(engine, d_qkv,
       RopeBackward<Tensors<E>>{.inv_rms = in.inv_rms,
@@ -145,17 +145,17 @@ void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeigh
                                .turns_high = places.turns_high,
                                .turns_low = places.turns_low,
                                .qkv = qkv,
-                               .d_qkv = d_qkv,
+                               .d_qkv = d_products,
                                .dot = dot_qkv});
   mean_dot(engine, dot_qkv, d, s);
   if (d_residual.data != nullptr)
-    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+    gemm(engine, d_out, transpose(weights.qkv),
          RmsNormBackward<Tensors<E>>{
              .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
   else
-    gemm(engine, d_qkv_stored, transpose(weights.qkv),
+    gemm(engine, d_out, transpose(weights.qkv),
          RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
-  weight_gradient<Engine, E>(engine, d_qkv_stored, in.h, d_weight, add);
+  weight_gradient<Engine, E>(engine, d_out, in.h, d_weight, add);
 }
 
 template <class Engine, class E>
@@ -170,7 +170,7 @@ void layer_backward(Engine& engine, const Config& config, const Places<Engine>& 
                           add);
   attention_backward<E>(engine, attention_shape(config), places.documents, qkv, attention, d_attention,
                         Matrix<const float>{tape.log_sum_exp.matrix().data, config.heads, m}, d_qkv);
-  qkv_backward<Engine, E>(engine, places, weights, in, qkv, scratch, d_qkv, d_h_mid, d_h, gradients.qkv, add);
+  qkv_backward<Engine, E>(engine, places, weights, in, qkv, scratch, d_qkv, d_qkv, d_h_mid, d_h, gradients.qkv, add);
 }
 
 #define CODA_LAYER(Engine, E)                                                                                          \
@@ -185,7 +185,8 @@ void layer_backward(Engine& engine, const Config& config, const Places<Engine>& 
                              const LayerScratch<E>&, Matrix<const E>, Matrix<E>, Matrix<E>, const LayerGradients&,     \
                              bool);                                                                                    \
   template void qkv_backward(Engine&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, Matrix<const E>, \
-                             const LayerScratch<E>&, Matrix<E>, Matrix<const E>, Matrix<E>, Matrix<float>, bool);      \
+                             const LayerScratch<E>&, Matrix<const E>, Matrix<E>, Matrix<const E>, Matrix<E>,           \
+                             Matrix<float>, bool);                                                                     \
   template void layer_backward(Engine&, const Config&, const Places<Engine>&, const LayerWeights<E>&, Stream<const E>, \
                                LayerTape<Engine, E>&, LayerWorkspace<Engine, E>&, Matrix<E>, const LayerGradients&,    \
                                bool);                                                                                  \

@@ -14,6 +14,7 @@
 #include "coda/gemm.h"
 #include "coda/loss.h"
 #include "coda/programs/norm.h"
+#include "counted.h"
 #include "cpu_parameters.h"
 #include "embedding.h"
 #include "layer.h"
@@ -80,7 +81,7 @@ class ModelOf final : public Model::Impl {
   Pass<Cpu, E>& pass(int64_t tokens, bool backward) {
     std::unique_ptr<Pass<Cpu, E>>& current = backward ? training_pass_ : loss_pass_;
     if (!current || current->tokens < tokens) {
-      check_memory(fmt::format("the activations of {} tokens", tokens), Pass<Cpu, E>::bytes(config, tokens, backward));
+      check_memory(fmt::format("the activations of {} tokens", tokens), pass_bytes<E>(config, tokens, backward));
       current.reset();
       current = std::make_unique<Pass<Cpu, E>>(config, tokens, backward);
     }
@@ -269,7 +270,7 @@ Dtype Model::dtype() const {
 
 void Model::initialize(uint64_t seed) {
   for (int i = 0; i < static_cast<int>(impl_->parameters.all().size()); ++i) {
-    const Matrix<float> master = impl_->on_host(i, Values::master);
+    const Matrix<float> master = impl_->to_overwrite(i, Values::master);
     impl_->parameters.initialize(i, seed, {master.data, static_cast<size_t>(master.rows * master.cols)});
     impl_->host_changed(i, Values::master);
   }
@@ -377,7 +378,7 @@ void Model::get_state(const StateTensor& tensor, std::span<float> value) const {
 }
 void Model::set_state(const StateTensor& tensor, std::span<const float> value) {
   const auto [parameter, which] = find_state(impl_->parameters, tensor);
-  const Matrix<float> there = impl_->on_host(parameter, which);
+  const Matrix<float> there = impl_->to_overwrite(parameter, which);
   std::copy_n(value.data(), value.size(), there.data);
   impl_->host_changed(parameter, which);
 }

@@ -35,7 +35,9 @@ struct Model::Impl {
   virtual std::unique_ptr<Decoder::Impl> decoder() = 0;
   /// A parameter's values, where the host can reach them: the model's own memory, or a copy that stays until the next call.
   virtual Matrix<float> on_host(int parameter, Values which) = 0;
-  /// Takes over what on_host() gave last, changed.
+  /// The same for values that are all written before anything reads them: not what the engine has now.
+  virtual Matrix<float> to_overwrite(int parameter, Values which) { return on_host(parameter, which); }
+  /// Takes over what on_host() or to_overwrite() gave last, changed.
   virtual void host_changed(int parameter, Values which) = 0;
 
   const Config config;
@@ -46,7 +48,7 @@ struct Model::Impl {
   bool gradients_started = false;
 };
 
-/// Activations of a pass over up to tokens tokens.
+/// Activations of a pass over up to tokens tokens; what they take is pass_bytes (counted.h).
 template <class Engine, class E>
 struct Pass {
   Pass(const Config& config, int64_t tokens_, bool backward_)
@@ -58,20 +60,6 @@ struct Pass {
     }
     for (int64_t l = 0; l < (backward ? config.layers : 1); ++l) tapes.emplace_back(config, tokens, backward);
     if (backward) d_h = BufferOn<Engine, E>(tokens, config.hidden);
-  }
-  /// What that takes.
-  static double bytes(const Config& config, int64_t tokens, bool backward) {
-    const double d = static_cast<double>(config.hidden), f = static_cast<double>(config.ffn),
-                 qkv = static_cast<double>(config.qkv_width()), q = static_cast<double>(config.query_width()),
-                 heads = static_cast<double>(config.heads), layers = static_cast<double>(config.layers);
-    const double slots = std::max({d, f, qkv}) / 128;
-    const double stream = d * sizeof(E) + sizeof(float);
-    const double tape = (qkv + q) * sizeof(E) + stream, kept = 2 * f * sizeof(E) + heads * sizeof(float);
-    const double workspace = f * sizeof(E) + (slots + 1) * sizeof(float);
-    const double workspace_backward = (2 * f + d + q + qkv) * sizeof(E);
-    return static_cast<double>(tokens) *
-           (backward ? (layers + 1) * stream + layers * (tape + kept) + workspace + workspace_backward + d * sizeof(E)
-                     : 2 * stream + tape + workspace);
   }
   Stream<E> stream(int64_t layer, int64_t m) {
     const size_t i = backward ? static_cast<size_t>(layer) : static_cast<size_t>(layer % 2);

@@ -42,8 +42,8 @@ void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& row
 }
 
 #define CODA_PACKED_WEIGHT(W, G)                                                                                \
-  template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<float>);                  \
-  template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                   \
+  template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<float>);                 \
+  template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \
   template void unpack_gradient(Cpu&, Matrix<const float>, const PackedRows&, Matrix<const W>, Vector<const G>, \
                                 Matrix<W>, Matrix<float>);
 CODA_PACKED_WEIGHT(float, float)

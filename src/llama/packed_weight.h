@@ -16,9 +16,9 @@ namespace llama {
 struct PackedRows {
   enum class Order {
     plain,
-    gate,      // first of pairs over the whole matrix
-    up,        // second of pairs
-    half_split // pairs within heads of head_dim rows (coda/rotary.h)
+    gate,       // first of pairs over the whole matrix
+    up,         // second of pairs
+    half_split  // pairs within heads of head_dim rows (coda/rotary.h)
   };
   Order order = Order::plain;
   int64_t first = 0;      // of the packed weight, where the matrix begins

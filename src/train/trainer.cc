@@ -112,8 +112,11 @@ Trainer::Trainer(Cpu& cpu, const fs::path& dir, const Options& options, Start st
                       8.0 * static_cast<double>(options_.batch * options_.seq * options_.accumulate));
   rows_.resize(static_cast<size_t>(options_.accumulate));
 
-  model_ = options_.device == DeviceKind::cuda ? llama::make_model_on_gpu(config)
-                                               : std::make_unique<llama::Model>(cpu, config, options_.dtype);
+  model_ =
+      options_.device == DeviceKind::cuda
+          ? llama::make_model_on_gpu(
+                config, llama::GpuStep{.rows = options_.batch, .seq = options_.seq, .validates = valid_.has_value()})
+          : std::make_unique<llama::Model>(cpu, config, options_.dtype);
   if (saved_) {
     load_state(dir_, *model_);
     step_ = model_->updates();

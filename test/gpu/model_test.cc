@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "coda/tensor.h"
+#include "hopper/device_memory.h"
 #include "llama/gpu.h"
 #include "llama/model.h"
 #include "packed_documents.h"
@@ -186,6 +187,30 @@ void expect_state_survives() {
   }
 }
 
+void expect_out_of_memory_is_said() {
+  std::string said;
+  try {
+    const hopper::DeviceMemory memory(int64_t{1} << 46);
+  } catch (const hopper::OutOfMemory& error) {
+    said = error.what();
+  }
+  std::printf("%s\n", said.c_str());
+  for (const char* part : {"70368.744 GB of the GPU's memory: CUDA says out of memory; ", " GB are free of "})
+    expect(said.find(part) != std::string::npos, "an allocation that fails says: " + said);
+  // More than what is there, at every batch: refused before anything is allocated.
+  const Config large{
+      .vocab = 256, .hidden = 16384, .layers = 64, .heads = 128, .kv_heads = 128, .head_dim = 128, .ffn = 65536};
+  const int64_t free = hopper::free_memory().free;
+  said.clear();
+  try {
+    make_model_on_gpu(large, GpuStep{.rows = 8, .seq = 4096});
+  } catch (const DeviceError& error) {
+    said = error.what();
+  }
+  expect(said.find("alone take ") != std::string::npos && said.find('\n') == std::string::npos, "said: " + said);
+  expect(hopper::free_memory().free == free, "something was allocated");
+}
+
 void expect_not_finite_is_found() {
   const Config config{.vocab = 256, .hidden = 128, .layers = 2, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 256};
   const std::unique_ptr<Model> model = model_on_gpu(config);
@@ -223,6 +248,7 @@ int main(int argc, char** argv) {
     expect_gradients("heads of 128", wide, {256, 256});
     expect_state_survives();
     expect_not_finite_is_found();
+    expect_out_of_memory_is_said();
     expect_training(steps);
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());

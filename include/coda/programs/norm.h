@@ -97,4 +97,18 @@ struct RmsNormBackward {
   }
 };
 
+/// acc = d_y'ᵀ h, the gradient of a folded weight W̃ = W ⊙ gamma: that of W and that of gamma. T: the element type of d_weight.
+template <class S = Tensors<bf16>, class T = float>
+struct FoldedWeightGradient {
+  In<S, PerCol<float>> gamma;         // [N]
+  In<S, Tile<>> weight;               // [M, N]  W
+  Out<S, Tile<T>> d_weight;           // [M, N]
+  Out<S, ColSum<float, 64>> d_gamma;  // [M/64, N]  coda::total adds the slots
+
+  CODA_FN void operator()(Real<S> acc) {
+    d_weight = acc * gamma;
+    d_gamma = acc * weight;
+  }
+};
+
 }  // namespace coda

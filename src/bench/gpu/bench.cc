@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "cublas.h"
 #include "device.h"
 #include "nvml.h"
+#include "race.h"
 #include "stopwatch.h"
 #include "subject.h"
 
@@ -19,19 +19,12 @@ namespace coda::bench {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kSets = 2;
 constexpr int64_t kSamples = 8;
 // Above the error of any output in bf16, and far below that of a wrong one.
 constexpr double kWrong = 2e-2;
 constexpr double kMeasurement = 0.015;  // seconds of launches between two events, at least
 constexpr int kSelectionRounds = 3;     // of cublasLt's suggestions
-
-struct Contestant {
-  std::string name;
-  Launch launch;
-};
 
 std::vector<int64_t> sampled_rows(int64_t m, std::mt19937_64& random) {
   std::vector<int64_t> rows = {0, m - 1};
@@ -45,24 +38,26 @@ class CaseBench {
  public:
   CaseBench(const GpuOptions& options, const GpuCase& product, Gpu& gpu, Cpu& cpu, const Cublas& cublas,
             Stopwatch& stopwatch, RandomOperands& random)
-      : options_(options), cpu_(cpu), cublas_(cublas), stopwatch_(stopwatch), random_(random) {
+      : options_(options),
+        cpu_(cpu),
+        cublas_(cublas),
+        stopwatch_(stopwatch),
+        random_(random),
+        factors_(make_factors(product, random)) {
     result_.product = product;
     const auto& [row, hidden, m, n, k] = product;
     const bool fp32 = row->fused == Fused::store_float || row->fused == Fused::accumulate;
     for (int set = 0; set < kSets; ++set) {
-      factors_.push_back({DeviceMemory(m * k * 2), DeviceMemory(n * k * 2)});
       outs_.emplace_back(m * n * (fp32 ? 4 : 2));
-      random.fill(factors_.back().a.as<bf16>(), m * k, 1);
-      // Accumulators of variance 1.
-      random.fill(factors_.back().b.as<bf16>(), n * k, 1 / std::sqrt(static_cast<double>(k)));
+      const Factors& factors = factors_[static_cast<size_t>(set)];
       products_[static_cast<size_t>(set)] = {.form = row->form,
                                              .m = m,
                                              .n = n,
                                              .k = k,
                                              .fp32 = fp32,
                                              .beta = row->fused == Fused::accumulate ? 1.F : 0.F,
-                                             .a = factors_.back().a.as<bf16>(),
-                                             .b = factors_.back().b.as<bf16>(),
+                                             .a = factors.a.as<bf16>(),
+                                             .b = factors.b.as<bf16>(),
                                              .out = outs_.back().as<void>()};
     }
     subject_ = make_subject(gpu, product, factors_, random);
@@ -83,20 +78,20 @@ class CaseBench {
         products_[0].fp32 ? suggestion(0) : Launch([this](int set) { cublas_(products_[static_cast<size_t>(set)]); });
     check_product(standard, "cuBLAS", reference);
     check_cuda(cudaDeviceSynchronize(), "the checks");
-    warm({{"coda", coda}, {"cublas", standard}}, options_.warm_seconds);
+    warm_up({{"coda", coda}, {"cublas", standard}}, options_.warm_seconds);
     result_.suggestions = suggestions_->count();
     result_.best_suggestion = fastest_suggestion();
     const Launch best = suggestion(result_.best_suggestion);
     check_product(best, "cublasLt", reference);
 
     const std::vector<Contestant> contestants = {{"coda", coda}, {"cublas", standard}, {"cublaslt_fastest", best}};
-    const int launches = launches_of(standard);
-    warm(contestants, std::min(options_.warm_seconds, 0.5));  // the last check let the card rest
-    result_.sustained = measure(contestants, options_.rounds, [&](const Launch& launch, int /*round*/) {
-      return stopwatch_.back_to_back(launch, launches);
-    });
-    result_.cool = measure(contestants, options_.cool_rounds,
-                           [&](const Launch& launch, int round) { return stopwatch_.alone(launch, round % kSets); });
+    const int launches = launches_of(stopwatch_, standard, kMeasurement);
+    warm_up(contestants, std::min(options_.warm_seconds, 0.5));  // the last check let the card rest
+    result_.sustained =
+        race(contestants, options_.rounds, random_.generator(),
+             [&](const Launch& launch, int /*round*/) { return stopwatch_.back_to_back(launch, launches); });
+    result_.cool = race(contestants, options_.cool_rounds, random_.generator(),
+                        [&](const Launch& launch, int round) { return stopwatch_.alone(launch, round % kSets); });
     return std::move(result_);
   }
 
@@ -149,17 +144,8 @@ class CaseBench {
     if (!(error <= kWrong)) throw Error(fmt::format("{}'s product differs from float64 by {:.2g}", name, error));
   }
 
-  /// An even number that takes long enough.
-  int launches_of(const Launch& launch) {
-    const double once = stopwatch_.back_to_back(launch, kSets).seconds;
-    return kSets * std::max(2, static_cast<int>(std::ceil(kMeasurement / kSets / once)));
-  }
-
-  void warm(const std::vector<Contestant>& contestants, double seconds) {
-    const auto start = Clock::now();
-    const int launches = launches_of(contestants.back().launch);
-    while (std::chrono::duration<double>(Clock::now() - start).count() < seconds)
-      for (const Contestant& contestant : contestants) stopwatch_.back_to_back(contestant.launch, launches);
+  void warm_up(const std::vector<Contestant>& contestants, double seconds) {
+    warm(stopwatch_, contestants, launches_of(stopwatch_, contestants.back().launch, kMeasurement), seconds);
   }
 
   int fastest_suggestion() {
@@ -173,27 +159,6 @@ class CaseBench {
     }
     const auto fastest = std::ranges::min_element(seconds, {}, [](const auto& s) { return median(s); });
     return static_cast<int>(fastest - seconds.begin());
-  }
-
-  template <class Read>
-  GpuRegime measure(const std::vector<Contestant>& contestants, int rounds, const Read& read) {
-    GpuRegime regime;
-    regime.reserve(contestants.size());
-    for (const Contestant& contestant : contestants) regime.push_back({.name = contestant.name});
-    std::vector<std::vector<double>> seconds(contestants.size());
-    std::vector<size_t> order(contestants.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    for (int round = 0; round < rounds; ++round) {
-      std::ranges::shuffle(order, random_.generator());
-      for (const size_t i : order) {
-        const Stopwatch::Reading reading = read(contestants[i].launch, round);
-        seconds[i].push_back(reading.seconds);
-        regime[i].mhz.push_back(reading.card.mhz);
-        regime[i].watts.push_back(reading.card.watts);
-      }
-    }
-    for (size_t i = 0; i < regime.size(); ++i) regime[i].time = time_of(std::move(seconds[i]));
-    return regime;
   }
 
   const GpuOptions& options_;

@@ -12,6 +12,7 @@ GpuStepReport bench_gpu_step(const llama::Config& config, int64_t rows, int64_t 
   const llama::AdamW options;
 
   const int64_t free = hopper::free_memory().free;
+  llama::check_gpu_memory(config, {.rows = rows, .seq = seq});
   const std::unique_ptr<llama::Model> model = llama::model_on_gpu(config);
   model->initialize(1);
   GpuStepReport report{};

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "coda/programs/cross_entropy.h"
 #include "coda/programs/norm.h"
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
+#include "hopper/product.h"
 #include "operands.h"
 
 namespace coda::bench {
@@ -36,6 +38,20 @@ class SubjectOf : public Subject {
   void launch(int set) override {
     with_factors(
         set, [&](const auto& a, const auto& b) { gemm(gpu_, a, b, operands_[static_cast<size_t>(set)].program()); });
+  }
+
+  void launch(int set, const hopper::Plan& plan) override {
+    with_call(set, [&](const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program) {
+      hopper::run_fused(gpu_, a, b, program, plan);
+    });
+  }
+  const detail::HopperKernels& kernels() const override { return detail::hopper_kernels<P>(); }
+  hopper::Problem problem() const override {
+    std::optional<hopper::Problem> problem;
+    with_call(0, [&](const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program) {
+      problem = hopper::problem_of(a, b, program, gpu_.multiprocessors());
+    });
+    return *problem;
   }
 
   std::vector<OutputError> errors(const Reference& reference) override {
@@ -73,6 +89,15 @@ class SubjectOf : public Subject {
     }
   }
 
+  template <class Body>
+  void with_call(int set, const Body& body) const {
+    with_factors(set, [&](const auto& a, const auto& b) {
+      detail::with_program(operands_[static_cast<size_t>(set)].program(), [&](const detail::ProgramInfo& program) {
+        body(detail::factor(a), detail::factor(b), program);
+      });
+    });
+  }
+
   Gpu& gpu_;
   GpuCase product_;
   const std::vector<Factors>& factors_;
@@ -90,6 +115,17 @@ double relative_error(const oracle::Grid<double>& got, const oracle::Grid<double
     size += wanted.values[i] * wanted.values[i];
   }
   return size > 0 ? std::sqrt(apart / size) : std::sqrt(apart);
+}
+
+std::vector<Factors> make_factors(const GpuCase& product, RandomOperands& random) {
+  const auto& [row, hidden, m, n, k] = product;
+  std::vector<Factors> sets;
+  for (int set = 0; set < 2; ++set) {
+    sets.push_back({DeviceMemory(m * k * 2), DeviceMemory(n * k * 2)});
+    random.fill(sets.back().a.as<bf16>(), m * k, 1);
+    random.fill(sets.back().b.as<bf16>(), n * k, 1 / std::sqrt(static_cast<double>(k)));
+  }
+  return sets;
 }
 
 std::unique_ptr<Subject> make_subject(Gpu& gpu, const GpuCase& product, const std::vector<Factors>& factors,

@@ -6,6 +6,7 @@
 #include "bench/gpu.h"
 #include "coda/gpu.h"
 #include "device.h"
+#include "hopper/plan.h"
 #include "oracle/oracle.h"
 
 namespace coda::bench {
@@ -14,6 +15,8 @@ namespace coda::bench {
 struct Factors {
   DeviceMemory a, b;
 };
+/// Two sets of random ones, which make accumulators of variance 1.
+std::vector<Factors> make_factors(const GpuCase& product, RandomOperands& random);
 
 /// A product's accumulators in some of its rows, in double.
 struct Reference {
@@ -27,6 +30,10 @@ class Subject {
   virtual ~Subject() = default;
   /// coda::gemm, as a user calls it.
   virtual void launch(int set) = 0;
+  /// By a plan, one of the candidates.
+  virtual void launch(int set, const hopper::Plan& plan) = 0;
+  virtual const coda::detail::HopperKernels& kernels() const = 0;
+  virtual hopper::Problem problem() const = 0;
   /// Runs the first set once, and holds every output in the reference's rows to float64.
   virtual std::vector<OutputError> errors(const Reference& reference) = 0;
 };

@@ -10,7 +10,6 @@
 #include "coda/programs/rope.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
-#include "hopper/optimizer.h"
 #include "operand_shape.h"
 
 namespace coda::bench {
@@ -37,25 +36,28 @@ Shape block_shape(int64_t d) {
   return {.d = d, .ffn = gpu_ffn(d), .qk = 2 * d, .qkv = 3 * d, .head_dim = 128};
 }
 
-/// Of a norm, and of the folded weight behind it.
+/// Of a norm's weight gamma, and of the weight behind it, which products read as one.
 struct NormGradient {
-  DeviceTensor<float> master;    // [N, d]  the weight, packed, in float
+  DeviceTensor<bf16> weight;     // [N, d]  packed, not folded
   DeviceTensor<float> gamma;     // [d]
   DeviceTensor<float> d_weight;  // [N, d]
   DeviceTensor<float> d_gamma_slots;
   DeviceTensor<float> d_gamma;  // [d]
 
-  NormGradient(Matrix<const bf16> weight, const PackedOrder& rows, const bf16* gamma_)
-      : master(packed<float>(weight, {.rows = rows})),
-        gamma(packed<float>({gamma_, 1, weight.cols}, {})),
-        d_weight(weight.rows, weight.cols),
-        d_gamma_slots((weight.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows, weight.cols),
-        d_gamma(1, weight.cols) {}
+  NormGradient(Matrix<const bf16> plain, const PackedOrder& rows, const bf16* gamma_)
+      : weight(packed(plain, {.rows = rows})),
+        gamma(packed<float>({gamma_, 1, plain.cols}, {})),
+        d_weight(plain.rows, plain.cols),
+        d_gamma_slots((plain.rows + 63) / 64, plain.cols),
+        d_gamma(1, plain.cols) {}
 
-  /// From the folded weight's gradient in d_weight.
-  void unfold(const Gpu& gpu) const {
-    hopper::unfold(gpu, d_weight.matrix(), master.matrix(), gamma.vector(), false, d_weight.matrix(),
-                   d_gamma_slots.matrix());
+  /// From what is behind the product (d_y) and in front of it (h).
+  void run(const Gpu& gpu, const Matrix<const bf16>& d_y, const Matrix<const bf16>& h) const {
+    gemm(gpu, transpose(d_y), transpose(h),
+         FoldedWeightGradient<>{.gamma = gamma.vector(),
+                                .weight = weight.matrix(),
+                                .d_weight = d_weight.matrix(),
+                                .d_gamma = d_gamma_slots.matrix()});
     total(gpu, d_gamma_slots.matrix(), d_gamma.vector());
   }
 };
@@ -184,8 +186,7 @@ class BlockCase : public Case {
                        .dot = dot_qkv});
     coda::mean_dot(gpu, dot_qkv, s_.d, mean_dot);
     norm_backward(gpu, b.d_qkv_scaled, wqkv_, r2_, mean_dot, h2_.matrix(), b.d_h2, b.d_h2_all.matrix());
-    weight_gradient(gpu, b.d_qkv_scaled.matrix(), h2_.matrix(), b.attention.d_weight);
-    b.attention.unfold(gpu);
+    b.attention.run(gpu, b.d_qkv_scaled.matrix(), h2_.matrix());
     // B3
     const Matrix<float> dot_z = row_slots(s_.ffn);
     gemm(gpu, b.d_h2_all.matrix(), transpose(wd_),
@@ -199,8 +200,7 @@ class BlockCase : public Case {
     weight_gradient(gpu, b.d_h2_all.matrix(), y_.matrix(), b.d_wd);
     // B2
     norm_backward(gpu, b.d_gate_up, wgu_, r1_, mean_dot, h1_.matrix(), b.d_h2_all.matrix(), b.d_h1.matrix());
-    weight_gradient(gpu, b.d_gate_up.matrix(), h1_.matrix(), b.mlp.d_weight);
-    b.mlp.unfold(gpu);
+    b.mlp.run(gpu, b.d_gate_up.matrix(), h1_.matrix());
     // B1
     gemm(gpu, b.d_h1.matrix(), transpose(wo_), Store<>{.out = b.d_a.matrix()});
     weight_gradient(gpu, b.d_h1.matrix(), a_, b.d_wo);

@@ -19,6 +19,7 @@
 #include "llama/batch.h"
 #include "llama/gpu.h"
 #include "llama/gpu/engine.h"
+#include "llama/gpu_memory.h"
 #include "llama/model_impl.h"
 
 namespace coda::llama {
@@ -68,10 +69,6 @@ void wait(const Gpu& gpu) {
   check(cudaStreamSynchronize(gpu.stream()), "the GPU's work");
 }
 
-std::string gigabytes(double bytes) {
-  return fmt::format("{:.3g} GB", bytes / 1e9);
-}
-
 /// Throws DeviceError if the device has not that many bytes left; fits says what would.
 void check_device_memory(const std::string& what, double bytes, const std::string& fits = "") {
   const hopper::FreeMemory memory = hopper::free_memory();
@@ -81,15 +78,14 @@ void check_device_memory(const std::string& what, double bytes, const std::strin
                                 gigabytes(static_cast<double>(memory.total)), fits));
 }
 
-/// Values of a parameter: bytes in the device's memory.
-double parameter_bytes(const Parameters& parameters) {
-  double bytes = 0;
-  for (int i = 0; i < static_cast<int>(parameters.all().size()); ++i) {
-    const double size = static_cast<double>(parameters[i].size());
-    bytes += size * (4.0 + (parameters[i].read_twice ? 1 : 0)) * sizeof(float);
-    if (parameters.is_multiplied(i)) bytes += size * sizeof(bf16);
+/// What make returns. Where the device has not the memory, the error says for what.
+template <class Make>
+auto allocated(const std::string& what, const Make& make) {
+  try {
+    return make();
+  } catch (const hopper::OutOfMemory& error) {
+    throw DeviceError(fmt::format("{}: {}", what, error.what()));
   }
-  return bytes;
 }
 
 /// What the device reads of a batch, in one piece so that it is one copy.
@@ -117,33 +113,6 @@ struct BatchMemory {
   DeviceBuffer<int32_t> device;
 };
 
-/// For the gradient of attention's scores, which the deterministic backward pass stores: one document of 4096 tokens and 32 heads.
-/// Four times as much makes a step of llama-1b 1 % faster, and takes 3.3 GB more.
-constexpr int64_t kScoreBytes = int64_t{9} << 27;
-
-/// The documents of a batch, as attention's plans are made for them. Documents of different lengths share a plan with others: as
-/// many and as long as the next power of two.
-hopper::AttentionBatch attention_batch(std::span<const int64_t> starts) {
-  const int64_t tokens = starts.back(), documents = static_cast<int64_t>(starts.size()) - 1;
-  int64_t longest = 0, shortest = tokens;
-  for (size_t i = 0; i + 1 < starts.size(); ++i) {
-    longest = std::max(longest, starts[i + 1] - starts[i]);
-    shortest = std::min(shortest, starts[i + 1] - starts[i]);
-  }
-  if (longest == shortest)
-    return {.tokens = tokens, .documents = documents, .length = longest, .ragged = false, .score_bytes = kScoreBytes};
-  const auto rounded_up = [](int64_t value) {
-    int64_t power = 1;
-    while (power < value) power *= 2;
-    return power;
-  };
-  return {.tokens = tokens,
-          .documents = rounded_up(documents),
-          .length = std::min(tokens, rounded_up(longest)),
-          .ragged = true,
-          .score_bytes = kScoreBytes};
-}
-
 /// Memory and plans of a pass: what a captured graph refers to.
 struct GpuPass : Pass<Gpu, bf16> {
   GpuPass(const Gpu& gpu, const Config& config, int64_t tokens_, bool backward_)
@@ -158,21 +127,9 @@ struct GpuPass : Pass<Gpu, bf16> {
 class ModelOnGpu final : public Model::Impl {
  public:
   explicit ModelOnGpu(const Config& config_) : Impl(config_, Dtype::bf16), gpu_(stream_.get()) {
-    check_device_memory(
-        fmt::format("the {} parameters with their gradients and AdamW's moments", parameter_count(config)),
-        parameter_bytes(parameters));
-    int64_t gamma_slots = 0;
-    for (int i = 0; i < static_cast<int>(parameters.all().size()); ++i) {
-      const Parameter& p = parameters[i];
-      ParameterMemory<Gpu>& m = memory_.emplace_back(p);
-      // All bits set is a NaN.
-      for (const Values which : {Values::master, Values::gradient}) m[which].memory().fill(std::byte{0xff});
-      for (const Values which : {Values::moment1, Values::moment2}) m[which].memory().fill(std::byte{0});
-      weights_.emplace_back(parameters.is_multiplied(i) ? p.rows : 0, p.cols);
-      if (p.gamma >= 0)
-        gamma_slots = std::max(gamma_slots, (p.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows * p.cols);
-    }
-    d_gamma_ = DeviceBuffer<float>(1, gamma_slots);
+    const std::vector<MemoryPiece> need = gpu_model_memory(config);
+    check_device_memory(fmt::format("{} parameters ({})", parameter_count(config), text_of(need)), sum(need));
+    allocated("the parameters", [&] { allocate_parameters(); });
     turns_high_ = uploaded(turns.high);
     turns_low_ = uploaded(turns.low);
     reserve_workspace(hopper::kSquaresWorkspace);
@@ -192,19 +149,24 @@ class ModelOnGpu final : public Model::Impl {
   Matrix<float> on_host(int parameter, Values which) override {
     const hopper::DeviceGuard current(gpu_.device());
     wait(gpu_);
+    const Matrix<float> values = to_overwrite(parameter, which);
+    memory_of(parameter)[which].memory().copy_to(reinterpret_cast<std::byte*>(host_.data()));
+    return values;
+  }
+  Matrix<float> to_overwrite(int parameter, Values /*which*/) override {
     const Parameter& p = parameters[parameter];
     host_.resize(static_cast<size_t>(p.size()));
-    memory_of(parameter)[which].memory().copy_to(reinterpret_cast<std::byte*>(host_.data()));
     return {host_.data(), p.rows, p.cols};
   }
   void host_changed(int parameter, Values which) override {
     const hopper::DeviceGuard current(gpu_.device());
+    wait(gpu_);
     memory_of(parameter)[which].memory().copy_from(reinterpret_cast<const std::byte*>(host_.data()));
   }
 
  private:
-  ParameterMemory<Gpu>& memory_of(int parameter) { return memory_[static_cast<size_t>(parameter)]; }
-  Matrix<bf16> weight_of(int parameter) { return weights_[static_cast<size_t>(parameter)].matrix(); }
+  GpuParameter<Gpu>& memory_of(int parameter) { return memory_[static_cast<size_t>(parameter)]; }
+  Matrix<bf16> weight_of(int parameter) { return memory_of(parameter).weight.matrix(); }
   Vector<const float> gamma_of(int parameter) {
     const int gamma = parameters[parameter].gamma;
     return gamma < 0 ? Vector<const float>{} : Vector<const float>(memory_of(gamma).master.vector());
@@ -215,6 +177,7 @@ class ModelOnGpu final : public Model::Impl {
     return buffer;
   }
 
+  void allocate_parameters();
   GpuPass& pass(int64_t tokens, bool backward);
   hopper::Attention& attention(std::span<const int64_t> starts, bool backward);
   void reserve_workspace(int64_t bytes);
@@ -239,7 +202,7 @@ class ModelOnGpu final : public Model::Impl {
             .token_weight = {}};
   }
   LinearHeadGradients<bf16> head_gradients(GpuPass& p, int64_t m, bool add) {
-    ParameterMemory<Gpu>& lm_head = memory_of(parameters.lm_head());
+    GpuParameter<Gpu>& lm_head = memory_of(parameters.lm_head());
     return {.d_h = p.d_h.top(m),
             .d_weight = config.tied ? lm_head.folded_gradient.matrix() : lm_head.gradient.matrix(),
             .add = add};
@@ -253,9 +216,8 @@ class ModelOnGpu final : public Model::Impl {
 
   OwnStream stream_;
   Gpu gpu_;
-  std::vector<ParameterMemory<Gpu>> memory_;
-  std::vector<DeviceBuffer<bf16>> weights_;  // what products read; empty where nothing does
-  DeviceBuffer<float> d_gamma_;              // slots of one matrix at a time
+  std::vector<GpuParameter<Gpu>> memory_;
+  DeviceBuffer<float> d_gamma_;  // slots of one matrix at a time
   DeviceBuffer<float> turns_high_, turns_low_;
   DeviceBuffer<std::byte> workspace_;
   std::unique_ptr<GpuPass> training_pass_, loss_pass_;
@@ -277,13 +239,27 @@ class ModelOnGpu final : public Model::Impl {
   std::vector<float> host_;
 };
 
+void ModelOnGpu::allocate_parameters() {
+  int64_t gamma_slots = 0;
+  for (int i = 0; i < static_cast<int>(parameters.all().size()); ++i) {
+    const Parameter& p = parameters[i];
+    GpuParameter<Gpu>& m = memory_.emplace_back(parameters, i);
+    // All bits set is a NaN.
+    for (const Values which : {Values::master, Values::gradient}) m[which].memory().fill(std::byte{0xff});
+    for (const Values which : {Values::moment1, Values::moment2}) m[which].memory().fill(std::byte{0});
+    if (p.gamma >= 0)
+      gamma_slots = std::max(gamma_slots, (p.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows * p.cols);
+  }
+  d_gamma_ = DeviceBuffer<float>(1, gamma_slots);
+}
+
 void ModelOnGpu::reserve_workspace(int64_t bytes) {
   if (bytes <= gpu_.workspace_bytes()) return;
   wait(gpu_);
   passes_.clear();
   updates_.clear();
   workspace_ = {};
-  workspace_ = DeviceBuffer<std::byte>(1, bytes);
+  workspace_ = allocated("the workspace of products and attention", [&] { return DeviceBuffer<std::byte>(1, bytes); });
   gpu_.set_workspace(workspace_.matrix().data, bytes);
 }
 
@@ -293,15 +269,12 @@ GpuPass& ModelOnGpu::pass(int64_t tokens, bool backward) {
   wait(gpu_);
   passes_.clear();
   current.reset();
-  const auto bytes = [&](int64_t m) {
-    return Pass<Gpu, bf16>::bytes(config, m, backward) +
-           static_cast<double>(
-               GpuLinearCrossEntropy::memory_bytes({.tokens = m, .vocab = config.vocab, .gradients = backward}));
-  };
-  const double share = static_cast<double>(hopper::free_memory().free) / bytes(tokens);
-  check_device_memory(fmt::format("the activations of {} tokens", tokens), bytes(tokens),
+  const std::string what = fmt::format("the activations of {} tokens", tokens);
+  const double bytes = gpu_pass_bytes(config, tokens, backward);
+  const double share = static_cast<double>(hopper::free_memory().free) / bytes;
+  check_device_memory(what, bytes,
                       fmt::format("; {} tokens would fit", static_cast<int64_t>(share * static_cast<double>(tokens))));
-  current = std::make_unique<GpuPass>(gpu_, config, tokens, backward);
+  current = allocated(what, [&] { return std::make_unique<GpuPass>(gpu_, config, tokens, backward); });
   reserve_workspace(std::max(
       hopper::embedding_backward_workspace(gpu_, tokens),
       current->loss.workspace(head(*current, tokens), {.reduction = Reduction::sum},
@@ -310,7 +283,7 @@ GpuPass& ModelOnGpu::pass(int64_t tokens, bool backward) {
 }
 
 hopper::Attention& ModelOnGpu::attention(std::span<const int64_t> starts, bool backward) {
-  const hopper::AttentionBatch batch = attention_batch(starts);
+  const hopper::AttentionBatch batch = hopper::model_batch(starts);
   const auto key = std::make_tuple(batch.tokens, batch.documents, batch.length, batch.ragged, backward);
   auto found = attention_.find(key);
   if (found == attention_.end()) {
@@ -368,7 +341,7 @@ void ModelOnGpu::enqueue_update(double clip) {
   for (int i = 0; i < count; ++i) {
     const Parameter& p = parameters[i];
     if (p.gamma < 0) continue;
-    ParameterMemory<Gpu>& m = memory_of(i);
+    GpuParameter<Gpu>& m = memory_of(i);
     const Matrix<float> slots{d_gamma_.matrix().data, (p.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows, p.cols};
     hopper::unfold(gpu_, (p.read_twice ? m.folded_gradient : m.gradient).matrix(), m.master.matrix(), gamma_of(i),
                    p.read_twice, m.gradient.matrix(), slots);
@@ -380,7 +353,7 @@ void ModelOnGpu::enqueue_update(double clip) {
   for (const bool matrices : {false, true}) {
     for (int i = 0; i < count; ++i) {
       if (parameters[i].decays != matrices) continue;
-      ParameterMemory<Gpu>& m = memory_of(i);
+      GpuParameter<Gpu>& m = memory_of(i);
       hopper::adamw(gpu_,
                     {.master = m.master.matrix(),
                      .moment1 = m.moment1.matrix(),
@@ -473,6 +446,11 @@ std::unique_ptr<Decoder::Impl> ModelOnGpu::decoder() {
 
 void check_gpu() {
   const Gpu gpu;
+}
+
+void check_gpu_memory(const Config& config, const GpuStep& step) {
+  const hopper::FreeMemory memory = hopper::free_memory();
+  if (const auto why = why_it_does_not_fit(config, step, memory.free, memory.total)) throw DeviceError(*why);
 }
 
 std::unique_ptr<Model> model_on_gpu(const Config& config) {

@@ -91,12 +91,14 @@ void add(Programs& programs) {
   programs.add<Residual<S>>({{"h", "residual"}});
   programs.add<Residual<S, GammaInEpilogue>>({{"h", "residual"}});
   programs.add<Residual<S, GammaPlusOneInEpilogue>>({{"h", "residual"}});
+  programs.add<SumOfSquares<S>>();
   programs.add<RmsNorm<S>>({{"y", kMapped}});
   programs.add<RmsNormBackward<S>>({{"d_h", "d_residual"}, {"d_h", "h"}});
   programs.add<RmsNormBackward<S, StreamEnds>>({{"d_h", "h"}});
   programs.add<RmsNormBackward<S, StreamJoins, GammaInEpilogue>>({{"d_h", "d_residual"}});
   programs.add<RmsNormBackward<S, StreamEnds, GammaInEpilogue>>();
   programs.add<RmsNormBackward<S, StreamJoins, GammaPlusOneInEpilogue>>({{"d_h", "d_residual"}});
+  programs.add<FoldedWeightGradient<S>>();
   add_norm_derivative<S, StreamJoins, GammaFolded>(programs);
   add_norm_derivative<S, StreamEnds, GammaFolded>(programs);
   add_norm_derivative<S, StreamJoins, GammaInEpilogue>(programs);
