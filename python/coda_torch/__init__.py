@@ -8,6 +8,7 @@ linear_residual, linear_cross_entropy, and block, a whole layer but attention. T
 Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast and CUDA graphs.
 """
 
+from .distributed import shard, vocab_parallel_cross_entropy
 from .functional import (
     accumulate_weight_gradient_,
     block,
@@ -34,5 +35,7 @@ __all__ = [
     "norm_linear_swiglu",
     "patch",
     "rotary_turns",
+    "shard",
     "unpatch",
+    "vocab_parallel_cross_entropy",
 ]

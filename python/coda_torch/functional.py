@@ -35,7 +35,7 @@ def _check_tensor(x, name):
 
 
 def _activations(x, name, width=None):
-    """x in the type that it is computed in, as a matrix of tokens."""
+    """x in the type that it is computed in, as a matrix of tokens, and its leading dimensions."""
     _check_tensor(x, name)
     if x.dim() == 0:
         _refuse(name, "a single value", "at least one dimension")
@@ -48,7 +48,23 @@ def _activations(x, name, width=None):
         _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
     if width is not None and x.shape[-1] != width:
         _refuse(name, _shape(x), f"a last dimension of {width}")
-    return (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
+    lead = x.shape[:-1]
+    return (x if x.dim() == 2 else x.reshape(lead.numel(), x.shape[-1])).contiguous(), lead
+
+
+def _beside(x, name, width, like, like_name):
+    """x as a matrix of the tokens and of the type of `like`."""
+    x, _ = _activations(x, name, width)
+    if x.device != like.device:
+        _refuse(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
+    if x.shape[0] != like.shape[0]:
+        _refuse(name, f"of {x.shape[0]} tokens", f"{like.shape[0]}, as {like_name} has")
+    return x.to(like.dtype)
+
+
+def _lead(x, lead):
+    """x with the leading dimensions that the caller's tensors have."""
+    return x if len(lead) == 1 else x.view(*lead, x.shape[-1])
 
 
 def _parameter(x, name, like, shape):
@@ -58,19 +74,14 @@ def _parameter(x, name, like, shape):
         _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
     if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
         _refuse(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
-    if x.dim() != len(shape) or any(want is not None and want != got for want, got in zip(shape, x.shape)):
+    if x.dim() != len(shape) or any(n is not None and n != got for n, got in zip(shape, x.shape)):
         _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
     return x.contiguous()
 
 
 def _multiple(n, of, what):
     if n % of != 0:
-        _refuse(what, str(n), f"a multiple of {of}")
-
-
-def _lead(x, lead):
-    """x with the leading dimensions that the caller's tensors have."""
-    return x if len(lead) == 1 else x.unflatten(0, lead)
+        _refuse(what, n, f"a multiple of {of}")
 
 
 def _keeps(*tensors):
@@ -85,11 +96,11 @@ def _gate_up(w_gate, w_up, x):
 
 def _qkv(wq, wk, wv, x, head_dim):
     _multiple(head_dim, 16, "head_dim")
-    for w, name in ((wq, "wq"), (wk, "wk"), (wv, "wv")):
-        if w.shape[0] % head_dim != 0:
-            _refuse(f"{name}'s number of rows", str(w.shape[0]), f"a multiple of head_dim, {head_dim}")
     wq = _parameter(wq, "wq", x, (None, x.shape[1]))
     wk = _parameter(wk, "wk", x, (None, x.shape[1]))
+    for w, name in ((wq, "wq"), (wk, "wk")):
+        if w.shape[0] % head_dim != 0:
+            _refuse(f"{name}'s number of rows", w.shape[0], f"a multiple of head_dim, {head_dim}")
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
 
 
@@ -102,6 +113,8 @@ def _rotary(position, turns, x, width):
     _check_tensor(turns, "turns")
     if tuple(turns.shape) != (2, width // 2):
         _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
+    if turns.dtype != torch.float32:
+        _refuse("turns", f"of {turns.dtype}", "float32 (coda_torch.rotary_turns)", TypeError)
     return position.reshape(-1).to(torch.int32).contiguous(), turns
 
 
@@ -136,10 +149,9 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
     16, F of 8.
     """
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
-    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
-    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    h, lead = _activations(h, "h")
+    wo = _parameter(wo, "wo", h, (h.shape[1], None))
+    a = _beside(a, "a", wo.shape[1], h, "h")
     w_gate, w_up = _gate_up(w_gate, w_up, h)
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
@@ -153,10 +165,9 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
 
 def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     """The last layer's part of block: h_next [..., d]."""
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
-    a = _activations(a, "a", wo.shape[-1]).to(h.dtype)
-    wo = _parameter(wo, "wo", h, (h.shape[1], a.shape[1]))
+    h, lead = _activations(h, "h")
+    wo = _parameter(wo, "wo", h, (h.shape[1], None))
+    a = _beside(a, "a", wo.shape[1], h, "h")
     w_gate, w_up = _gate_up(w_gate, w_up, h)
     w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
     gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
@@ -169,8 +180,7 @@ def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-
 
     One product and a pass over h for its norm; the backward pass has one elementwise pass, over the gradients of q, k and v.
     """
-    lead = h.shape[:-1]
-    h = _activations(h, "h")
+    h, lead = _activations(h, "h")
     gamma = _parameter(gamma, "gamma", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
@@ -179,8 +189,7 @@ def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-
 
 
 def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
-    lead = x.shape[:-1]
-    x = _activations(x, name)
+    x, lead = _activations(x, name)
     w_gate, w_up = _gate_up(w_gate, w_up, x)
     if gamma is not None:
         gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
@@ -211,13 +220,9 @@ def linear_geglu(x, w_gate, w_up, *, approximate="none"):
 
 def linear_residual(x, weight, residual):
     """x weightᵀ + residual, rounded once. The gradient of residual is the upstream one."""
-    lead = residual.shape[:-1]
-    x = _activations(x, "x")
+    x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    r = _activations(residual, "residual", weight.shape[0]).to(x.dtype)
-    if r.shape[0] != x.shape[0]:
-        _refuse("residual", f"of {r.shape[0]} tokens", f"{x.shape[0]}, as x has")
-    return _lead(coda.linear_residual(x, weight, r), lead)
+    return _lead(coda.linear_residual(x, weight, _beside(residual, "residual", weight.shape[0], x, "x")), lead)
 
 
 @torch.no_grad()
@@ -227,8 +232,8 @@ def accumulate_weight_gradient_(main_grad, d_out, x):
     For backward passes of one's own that keep gradients in float32 over micro-batches: one product, whose epilogue adds. Returns
     main_grad.
     """
-    x = _activations(x, "x")
-    d_out = _activations(d_out, "d_out")
+    x, _ = _activations(x, "x")
+    d_out, _ = _activations(d_out, "d_out")
     if d_out.shape[0] != x.shape[0]:
         _refuse("d_out", f"of {d_out.shape[0]} tokens", f"{x.shape[0]}, as x has")
     if d_out.dtype != x.dtype:
@@ -241,6 +246,18 @@ def accumulate_weight_gradient_(main_grad, d_out, x):
                 f"to be {d_out.shape[1]}x{x.shape[1]} on {x.device}, with columns next to each other")  # fmt: skip
     coda.accumulate_weight_gradient_(main_grad, d_out, x)
     return main_grad
+
+
+def _labels(labels, ignore_index, lead):
+    _check_tensor(labels, "labels")
+    if labels.is_floating_point():
+        _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        _refuse("ignore_index", ignore_index, "32 bits")
+    if labels.shape != lead:
+        _refuse("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
+    # What does not fit into 32 bits is no label either way, and must not become one.
+    return labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
 
 
 def linear_cross_entropy(
@@ -260,18 +277,9 @@ def linear_cross_entropy(
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
-    _check_tensor(labels, "labels")
-    if labels.is_floating_point():
-        _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
-    if not _INT32.min <= ignore_index <= _INT32.max:
-        _refuse("ignore_index", str(ignore_index), "32 bits")
-    lead = x.shape[:-1]
-    x = _activations(x, "x")
+    x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    if labels.shape != lead:
-        _refuse("labels", _shape(labels), f"the leading dimensions of x, {tuple(lead)}")
-    # What does not fit into 32 bits is no label either way, and must not become one.
-    label = labels.reshape(-1).clamp(_INT32.min, _INT32.max).to(torch.int32)
+    label = _labels(labels, ignore_index, lead)
     if token_weight is not None:
         _check_tensor(token_weight, "token_weight")
         if token_weight.shape != lead:
@@ -288,5 +296,5 @@ def linear_cross_entropy(
             raise ValueError(str(error)) from None
         raise
     if reduction == "none":
-        loss, z = _lead(loss, lead), _lead(z, lead)
+        loss, z = loss.view(lead), z.view(lead)
     return (loss, z) if return_z_loss else loss

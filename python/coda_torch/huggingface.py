@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import types
+import typing
 
 import torch
 from torch import nn
@@ -29,27 +30,27 @@ def _hooked(module):
 
 
 def _why_not_plain(name, module, kind):
-    """Why a submodule's formula is not what its class says; None if it is."""
+    """Why a submodule's formula is not what its class says; None if it is. A parametrized module has a class of its own."""
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}"
-    if "forward" in vars(module):
+    if "forward" in module.__dict__:
         return f"{name} has a forward of its own"
     if _hooked(module):
         return f"{name} has a hook"
-    if getattr(module, "bias", None) is not None:
+    if module._parameters.get("bias") is not None:
         return f"{name} has a bias"
-    if nn.utils.parametrize.is_parametrized(module):
-        return f"{name} is parametrized"
+    if module._parameters.get("weight") is None:
+        return f"{name} has a weight that is no parameter of it"
     return None
 
 
 class Attention(nn.Module):
     """A layer's attention between the projections, by the implementation that the model is configured for."""
 
-    def __init__(self, layer, eager):
+    def __init__(self, layer, family):
         super().__init__()
         self.self_attn = layer.self_attn
-        self.eager = eager
+        self.family = family
 
     def forward(self, q, k, v, mask, cache, kwargs):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -58,25 +59,45 @@ class Attention(nn.Module):
         q, k, v = (x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for x in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v, attention.layer_idx)
-        run = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, self.eager)
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, self.family.eager)
+        if self.family.slides:
+            kwargs = {**kwargs, "sliding_window": attention.config.sliding_window}
         dropout = attention.attention_dropout if attention.training else 0.0
         out, _ = run(attention, q, k, v, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
         return out.reshape(*out.shape[:2], -1)
 
 
-def _qkv_parts(layer, norm_kind):
-    a = layer.self_attn
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """The parts of a model that can be patched, by their classes and functions."""
+
+    norm: type
+    mlp: type
+    rotate: typing.Callable
+    eager: typing.Callable  # attention without a kernel
+    slides: bool  # whether its attention knows config.sliding_window
+
+
+# Parts: (name, module, class), in the order of the operator's weights. By _modules, in every step: a module's own lookup of a
+# name takes several times as long.
+
+
+def _mlp_parts(layer, family):
+    modules = layer._modules
+    mlp = modules["mlp"]._modules
     return [
-        ("input_layernorm", layer.input_layernorm, norm_kind),
-        *((name, getattr(a, name), nn.Linear) for name in ("q_proj", "k_proj", "v_proj")),
+        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear),
+        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm),
+        *[(name, mlp[name], nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")],
     ]
 
 
-def _mlp_parts(layer, norm_kind):
+def _qkv_parts(layer, family):
+    modules = layer._modules
+    attention = modules["self_attn"]._modules
     return [
-        ("post_attention_layernorm", layer.post_attention_layernorm, norm_kind),
-        ("o_proj", layer.self_attn.o_proj, nn.Linear),
-        *((name, getattr(layer.mlp, name), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")),
+        ("input_layernorm", modules["input_layernorm"], family.norm),
+        *[(name, attention[name], nn.Linear) for name in ("q_proj", "k_proj", "v_proj")],
     ]
 
 
@@ -84,83 +105,84 @@ class Boundary(nn.Module):
     """From a layer's attention to the next one's: (a, h) to (h_next, q, k, v). Without a next layer, to (h_next,); without a layer
     in front, from (h,) to (h, q, k, v). The unit of sharding and of activation checkpointing."""
 
-    def __init__(self, layer, following, index, rotate, norm_kind):
+    def __init__(self, layer, following, index, family):
         super().__init__()
-        self.layer_modules = nn.ModuleDict()
-        self.following_modules = nn.ModuleDict()
-        parts = []
+        # Its children are what the layers had when they were patched; what runs is what they have now.
+        self.layer_modules, self.following_modules = nn.ModuleDict(), nn.ModuleDict()
         if layer is not None:
-            parts += _mlp_parts(layer, norm_kind)
-            self.layer_modules.update({name: module for name, module, _ in _mlp_parts(layer, norm_kind)})
-            self.mlp = layer.mlp
+            self.layer_modules.update({name: module for name, module, _ in _mlp_parts(layer, family)})
         if following is not None:
-            parts += _qkv_parts(following, norm_kind)
-            self.following_modules.update({name: module for name, module, _ in _qkv_parts(following, norm_kind)})
+            self.following_modules.update({name: module for name, module, _ in _qkv_parts(following, family)})
         self.head_dim = (layer or following).self_attn.head_dim
-        self._parts = parts  # a list of tuples: not registered again
+        self._layers = (layer, following)  # in a tuple: a module would be registered where it is kept
         self._index = index
-        self._rotate = rotate
+        self._family = family
         self._told = False
 
-    def why_unfused(self):
-        for part in self._parts:
+    def _parts(self):
+        """What the layers have now, and why coda's operator cannot stand for it; None if it can."""
+        layer, following = self._layers
+        parts = []
+        if layer is not None:
+            mlp = layer._modules["mlp"]
+            if type(mlp) is not self._family.mlp:
+                return parts, f"mlp is a {type(mlp).__name__}"
+            if _hooked(mlp) or "forward" in mlp.__dict__:
+                return parts, "mlp has a hook or a forward of its own"
+            parts += _mlp_parts(layer, self._family)
+        if following is not None:
+            parts += _qkv_parts(following, self._family)
+        for part in parts:
             reason = _why_not_plain(*part)
             if reason:
-                return reason
-        if self.layer_modules and (_hooked(self.mlp) or "forward" in vars(self.mlp)):
-            return "mlp has a hook or a forward of its own"
-        return None
+                return parts, reason
+        return parts, None
 
     def forward(self, h, places, a=None):
-        reason = self.why_unfused()
+        parts, reason = self._parts()
         if reason is None:
-            return self._fused(h, places, a)
+            return self._fused(parts, h, places, a)
         if not self._told:
             logger.warning("coda_torch: boundary %d runs unfused, since %s", self._index, reason)
             self._told = True
         return self._unfused(h, places, a)
 
-    def _fused(self, h, places, a):
-        own, following = self.layer_modules, self.following_modules
-        weights = []
-        if own:
-            weights = [own.o_proj.weight, own.post_attention_layernorm.weight, own.gate_proj.weight, own.up_proj.weight,
-                       own.down_proj.weight]  # fmt: skip
-            eps = own.post_attention_layernorm.variance_epsilon
-        if not following:
-            return (functional.block_tail(a, h, *weights, eps=eps),)
-        weights += [following.input_layernorm.weight, following.q_proj.weight, following.k_proj.weight,
-                    following.v_proj.weight]  # fmt: skip
-        if not own:
-            eps = following.input_layernorm.variance_epsilon
+    def _fused(self, parts, h, places, a):
+        layer, following = self._layers
+        weights = [module._parameters["weight"] for _, module, _ in parts]
+        if layer is None:
+            eps = parts[0][1].variance_epsilon
             q, k, v = functional.norm_linear_rope(
                 h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps
             )
             return h, q, k, v
+        eps = parts[1][1].variance_epsilon
+        if following is None:
+            return (functional.block_tail(a, h, *weights, eps=eps),)
         return functional.block(a, h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps)
 
     def _unfused(self, h, places, a):
-        own, following = self.layer_modules, self.following_modules
-        if own:
-            h = h + own.o_proj(a)
-            h = h + self.mlp(own.post_attention_layernorm(h))
-        if not following:
+        layer, following = self._layers
+        if layer is not None:
+            h = h + layer.self_attn.o_proj(a)
+            h = h + layer.mlp(layer.post_attention_layernorm(h))
+        if following is None:
             return (h,)
         x = following.input_layernorm(h)
-        q, k, v = (following[name](x) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (getattr(following.self_attn, name)(x) for name in ("q_proj", "k_proj", "v_proj"))
         q, k = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k))
-        q, k = self._rotate(q, k, *places.cos_sin(x))
+        q, k = self._family.rotate(q, k, *places.cos_sin(x))
         return h, q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), v
 
 
-@dataclasses.dataclass
 class Places:
-    """Where the tokens of a forward pass stand."""
+    """Where the tokens of a forward pass stand. No dataclass: FSDP looks into those, and would round turns to its type."""
 
-    rotary: nn.Module
-    position_ids: torch.Tensor  # [batch or 1, length]
-    position: torch.Tensor  # [batch, length], int32
-    turns: torch.Tensor
+    def __init__(self, rotary, position_ids, position, turns):
+        self.rotary = rotary
+        self.position_ids = position_ids  # [batch or 1, length]
+        self.position = position  # [batch, length], int32
+        self.turns = turns
 
     def cos_sin(self, x):
         return self.rotary(x, position_ids=self.position_ids)
@@ -180,7 +202,7 @@ def _forget_missing(model, keys, prefix):
 def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, inputs_embeds=None,
                    use_cache=None, **kwargs):  # fmt: skip
     from transformers.cache_utils import DynamicCache
-    from transformers.masking_utils import create_causal_mask
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     state = getattr(self, _STATE)
@@ -189,7 +211,6 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
     for name in ("output_attentions", "output_hidden_states"):
         if kwargs.pop(name, None) or getattr(self.config, name, False):
             raise NotImplementedError(f"{name}: a model that coda_torch patched does not make them; unpatch it first")
-    kwargs.pop("return_dict", None)
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give one of input_ids and inputs_embeds")
     h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -209,7 +230,8 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
         position_ids = (torch.arange(h.shape[1], device=h.device) + past).unsqueeze(0)
     mask = None
     if not causal:
-        mask = create_causal_mask(
+        slides = state.family.slides and self.config.sliding_window is not None
+        mask = (create_sliding_window_causal_mask if slides else create_causal_mask)(
             config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
             **{cache_name: cache},
         )  # fmt: skip
@@ -227,13 +249,15 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
 
 
 def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointing, kwargs):
+    if state.sharded:
+        state.refuse_whole()
     layers = list(model.layers[: model.config.num_hidden_layers])
     boundaries, attentions = model.coda_boundaries, state.attentions
     qkv = None  # of the layer that comes next, where the boundary in front of it has made them
     for i, layer in enumerate(layers):
-        if state.why_whole(layer) is not None:
+        if state.why_whole(i) is not None:
             # Somebody looks at this layer from outside: it runs as it is.
-            state.tell_whole(i, layer)
+            state.tell_whole(i)
             cached = {state.cache_name: cache}
             h = layer(h, attention_mask=mask, position_ids=position_ids, use_cache=cache is not None,
                       position_embeddings=places.cos_sin(h), **cached, **kwargs)  # fmt: skip
@@ -243,11 +267,11 @@ def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointin
             # The boundary in front belongs to the layer before; only its second half is to be run.
             entry = state.entry(i)
             h, *qkv = entry(h, places)
-        joined = i + 1 < len(layers) and state.why_whole(layers[i + 1]) is None
+        joined = i + 1 < len(layers) and state.why_whole(i + 1) is None
         boundary = boundaries[i + 1] if joined or i + 1 == len(layers) else state.tail(i)
 
         def step(h, q, k, v, attention=attentions[i], boundary=boundary):
-            return boundary(h, places, attention(q, k, v, mask, cache, kwargs))
+            return boundary(h, places, attention(q, k, v, mask, cache, {**kwargs, "position_ids": position_ids}))
 
         if checkpointing:
             h, *qkv = layer._gradient_checkpointing_func(step, h, *qkv)
@@ -276,27 +300,30 @@ def _lm_forward(self, input_ids=None, attention_mask=None, position_ids=None, ca
     hidden = self.model(**of_model, **kwargs).last_hidden_state
     if shifted is None:
         shifted = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    loss = functional.linear_cross_entropy(
-        hidden, self.lm_head.weight, shifted.to(hidden.device), ignore_index=ignore_index,
-        reduction="mean" if items is None else "sum",
-    )  # fmt: skip
+    shifted = shifted.to(hidden.device)
+    options = {"ignore_index": ignore_index}
     if items is not None:
-        loss = loss / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
+        # A quotient of the sum would be an upstream gradient: one more rounding of the gradients that are made with it.
+        items = items.to(hidden.device) if isinstance(items, torch.Tensor) else items
+        share = torch.ones(shifted.shape, device=hidden.device) / items
+        options |= {"reduction": "sum", "token_weight": share}
+    loss = functional.linear_cross_entropy(hidden, self.lm_head.weight, shifted, **options)
     return CausalLMOutputWithPast(loss=loss, logits=None)
 
 
 class _State:
     """What patch() keeps beside the model."""
 
-    def __init__(self, model, norm_kind, rotate, eager):
+    def __init__(self, model, family):
         inner = model.model
-        self.norm_kind, self.rotate = norm_kind, rotate
+        self.family = family
         self.inner = [inner]  # in a list: a module would be registered where it is kept
         self.lm_forward = model.forward
-        self.attentions = [Attention(layer, eager) for layer in inner.layers]
+        self.attentions = [Attention(layer, family) for layer in inner.layers]
         # Its name differs between versions of transformers.
         takes = inspect.signature(type(inner.layers[0]).forward).parameters
         self.cache_name = "cache" if "cache" in takes else "past_key_values"
+        self.sharded = False
         self._turns = {}
         self._halves = {}
         self._told = set()
@@ -310,8 +337,10 @@ class _State:
             )
         return self._turns[device]
 
-    @staticmethod
-    def why_whole(layer):
+    def why_whole(self, i):
+        layer = self.inner[0].layers[i]
+        if layer.self_attn is not self.attentions[i].self_attn:
+            return "has another attention than it was patched with"
         if _hooked(layer):
             return "has a hook"
         if "forward" in vars(layer):
@@ -320,22 +349,29 @@ class _State:
             return "has an attention with a hook or a forward of its own"
         return None
 
-    def tell_whole(self, i, layer):
+    def refuse_whole(self):
+        """For a sharded model, where a layer's weights are in two units."""
+        for i in range(len(self.inner[0].layers)):
+            reason = self.why_whole(i)
+            if reason is not None:
+                raise NotImplementedError(f"layer {i} {reason}; coda_torch cannot run it as a whole in a sharded model")
+
+    def tell_whole(self, i):
         if i not in self._told:
             self._told.add(i)
-            logger.warning("coda_torch: layer %d runs unfused, since it %s", i, self.why_whole(layer))
+            logger.warning("coda_torch: layer %d runs unfused, since it %s", i, self.why_whole(i))
 
     def entry(self, i):
         """The second half of the boundary in front of layer i."""
         layers = self.inner[0].layers
         if i == 0:
             return self.inner[0].coda_boundaries[0]
-        return self._halves.setdefault(("entry", i), Boundary(None, layers[i], i, self.rotate, self.norm_kind))
+        return self._halves.setdefault(("entry", i), Boundary(None, layers[i], i, self.family))
 
     def tail(self, i):
         """The first half of the boundary behind layer i."""
         layers = self.inner[0].layers
-        return self._halves.setdefault(("tail", i), Boundary(layers[i], None, i + 1, self.rotate, self.norm_kind))
+        return self._halves.setdefault(("tail", i), Boundary(layers[i], None, i + 1, self.family))
 
     @staticmethod
     def why_plain_loss(model):
@@ -344,6 +380,11 @@ class _State:
         if getattr(model.loss_function, "__func__", model.loss_function) is not ForCausalLMLoss:
             return "the model has a loss of its own"
         return _why_not_plain("lm_head", model.lm_head, nn.Linear)
+
+
+def state_of(model):
+    """What patch() has kept of the model; None if it is not patched."""
+    return getattr(getattr(model, "model", None), _STATE, None)
 
 
 def _inv_freq(rotary):
@@ -358,16 +399,18 @@ def _inv_freq(rotary):
 
 
 def _families():
-    """Model classes that can be patched: their norms, rotations and eager attentions."""
+    """The model classes that can be patched."""
     import importlib
 
     families = {}
     for name in ("Llama", "Mistral"):
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
-        families[getattr(module, f"{name}ForCausalLM")] = (
-            getattr(module, f"{name}RMSNorm"),
-            module.apply_rotary_pos_emb,
-            module.eager_attention_forward,
+        families[getattr(module, f"{name}ForCausalLM")] = _Family(
+            norm=getattr(module, f"{name}RMSNorm"),
+            mlp=getattr(module, f"{name}MLP"),
+            rotate=module.apply_rotary_pos_emb,
+            eager=module.eager_attention_forward,
+            slides=name == "Mistral",
         )
     return families
 
@@ -408,19 +451,20 @@ def patch(model):
     """Makes a LlamaForCausalLM or MistralForCausalLM run on coda's operators, in place, and returns it.
 
     What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
-    requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What changes: in
-    training with labels the loss comes out without logits (output.logits is None); keys in a cache are in packed order, so a cache
-    belongs to the patched model; under autocast the residual stream has autocast's type. Raises NotImplementedError that names what
-    coda lacks for another model.
+    requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What
+    changes: in training with labels the loss comes out without logits (output.logits is None), and no cache is made,
+    so that position_ids of packed documents keep them apart as they do under use_cache=False; keys in a cache are in
+    packed order, so a cache belongs to the patched model; under autocast the residual stream has autocast's type.
+    Raises NotImplementedError that names what coda lacks for another model.
     """
     families = _families()
     _check(model, families)
-    norm_kind, rotate, eager = families[type(model)]
+    family = families[type(model)]
     inner = model.model
-    state = _State(model, norm_kind, rotate, eager)
+    state = _State(model, family)
     layers = list(inner.layers)
     boundaries = Boundaries(
-        Boundary(before, behind, i, rotate, norm_kind)
+        Boundary(before, behind, i, family)
         for i, (before, behind) in enumerate(zip([None, *layers], [*layers, None]))
     )
     setattr(inner, _STATE, state)
@@ -430,7 +474,7 @@ def patch(model):
         model.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix=prefix)),
         inner.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix="coda_boundaries.")),
     ]
-    state.had_forward = {id(m): vars(m).get("forward") for m in (model, inner)}
+    state.had_forward = [vars(m).get("forward") for m in (model, inner)]
     inner.forward = _stands_for(_model_forward, inner)
     model.forward = _stands_for(_lm_forward, model)
     return model
@@ -438,7 +482,9 @@ def patch(model):
 
 def _stands_for(function, module):
     """function as module's forward, with the signature of its class's: generate() asks for it."""
+    from transformers.utils import can_return_tuple
 
+    @can_return_tuple
     @functools.wraps(type(module).forward)
     def forward(self, *args, **kwargs):
         return function(self, *args, **kwargs)
@@ -447,14 +493,15 @@ def _stands_for(function, module):
 
 
 def unpatch(model):
-    """Undoes patch(), in place, and returns the model. ValueError if it is not patched."""
-    state = getattr(model.model, _STATE, None)
+    """Undoes patch(), in place, and returns the model. ValueError if it is not patched, or sharded since."""
+    state = state_of(model)
     if state is None:
         raise ValueError("the model is not patched")
+    if state.sharded:
+        raise ValueError("the model is sharded; its units are the boundaries that unpatch would take away")
     for hook in state.hooks:
         hook.remove()
-    for module in (model, model.model):
-        before = state.had_forward[id(module)]
+    for module, before in zip((model, model.model), state.had_forward):
         if before is None:
             del module.forward
         else:

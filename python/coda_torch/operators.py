@@ -31,12 +31,16 @@ def _masked(parameters, mask):
     return tuple(torch.empty_like(p) if mask >> bit & 1 else p.new_empty(0) for bit, p in enumerate(parameters))
 
 
+def _differentiated_once(name):
+    return NotImplementedError(f"coda::{name} has no such derivative: coda_torch's operators can be differentiated once")
+
+
 def _no_second_derivative(name):
     def setup(ctx, inputs, output):
         pass
 
     def backward(ctx, *gradients):
-        raise NotImplementedError(f"coda::{name} has no derivative: coda_torch's operators can be differentiated once")
+        raise _differentiated_once(name)
 
     register_autograd(f"coda::{name}", backward, setup_context=setup)
 
@@ -265,6 +269,9 @@ def _loss_setup(ctx, inputs, output):
 
 
 def _loss_backward(ctx, d_loss, *_):
+    if torch.is_grad_enabled():
+        # What was made with the loss depends, for autograd, on nothing: a second derivative would be silently left out.
+        raise _differentiated_once("linear_cross_entropy")
     if ctx.options[0] == 0:
         d_x, d_weight = coda.linear_cross_entropy_backward(
             d_loss.float().contiguous(), *ctx.saved_tensors, *ctx.options

@@ -52,8 +52,8 @@ template <class T>
 Matrix<T> matrix(const Tensor& x, const char* name) {
   check_type<T>(x, name);
   if (x.dim() != 2) throw OperandError(name, "of shape " + shape_of(x), "two dimensions");
-  // Strides of dimensions of 1 or 0 say nothing.
-  if (x.size(1) > 1 && x.stride(1) != 1)
+  // Strides of dimensions of 1 or 0 say nothing, nor do those of a matrix without elements.
+  if (x.numel() > 0 && x.size(1) > 1 && x.stride(1) != 1)
     throw OperandError(name, "of column stride " + std::to_string(x.stride(1)), "columns next to each other");
   const int64_t stride = x.size(0) > 1 ? x.stride(0) : x.size(1);
   return {static_cast<T*>(x.data_ptr()), x.size(0), x.size(1), stride};
