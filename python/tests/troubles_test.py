@@ -46,9 +46,9 @@ def test_only_ignored_tokens_give_gradients_of_zeros(reduction):
     weight = torch.randn(9, 16, dtype=BF16, requires_grad=True)
     loss = coda_torch.linear_cross_entropy(x, weight, torch.full((4,), -100), reduction=reduction)
     if reduction == "mean":
-        assert loss.isnan()  # 0/0, as in PyTorch
-        return
-    assert not loss.any() and loss.shape == ((4,) if reduction == "none" else ())
+        assert loss.isnan()  # 0/0, as in PyTorch, whose gradients are zeros too
+    else:
+        assert not loss.any() and loss.shape == ((4,) if reduction == "none" else ())
     for grad in torch.autograd.grad(loss.sum(), (x, weight)):
         assert grad is not None and not grad.any()
 
