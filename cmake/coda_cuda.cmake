@@ -73,7 +73,8 @@ if(CODA_BUILD_CLI)
     LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/torch/exports.map)
   target_include_directories(coda_torch_bench PRIVATE src)
   target_compile_options(coda_torch_bench PRIVATE "${coda_cuda_options}")
-  target_link_libraries(coda_torch_bench PRIVATE coda_hopper coda fmt::fmt)
+  # As the libraries are: a part of fmt that is not there would be drawn out of whichever of their objects has it.
+  target_link_libraries(coda_torch_bench PRIVATE coda_hopper coda fmt::fmt-header-only)
   target_link_options(coda_torch_bench PRIVATE -static-libstdc++ -static-libgcc
     "LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/bench/torch/exports.map")
   add_dependencies(coda_cuda coda_torch_bench)
