@@ -94,6 +94,17 @@ def _gate_up(w_gate, w_up, x):
     return w_gate, _parameter(w_up, "w_up", x, tuple(w_gate.shape))
 
 
+def _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down):
+    """Attention's output and the stream as matrices, the stream's leading dimensions, and the weights, checked."""
+    h, lead = _activations(h, "h")
+    wo = _parameter(wo, "wo", h, (h.shape[1], None))
+    a = _beside(a, "a", wo.shape[1], h, "h")
+    w_gate, w_up = _gate_up(w_gate, w_up, h)
+    w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
+    gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
+    return a, h, lead, (wo, gamma_mlp, w_gate, w_up, w_down)
+
+
 def _qkv(wq, wk, wv, x, head_dim):
     _multiple(head_dim, 16, "head_dim")
     wq = _parameter(wq, "wq", x, (None, x.shape[1]))
@@ -149,29 +160,18 @@ def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv
     what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
     16, F of 8.
     """
-    h, lead = _activations(h, "h")
-    wo = _parameter(wo, "wo", h, (h.shape[1], None))
-    a = _beside(a, "a", wo.shape[1], h, "h")
-    w_gate, w_up = _gate_up(w_gate, w_up, h)
-    w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
-    gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
+    a, h, lead, of_mlp = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
     gamma_attention = _parameter(gamma_attention, "gamma_attention", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
-    weights = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
+    weights = (*of_mlp, gamma_attention, wq, wk, wv)
     h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
     return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
 def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     """The last layer's part of block: h_next [..., d]."""
-    h, lead = _activations(h, "h")
-    wo = _parameter(wo, "wo", h, (h.shape[1], None))
-    a = _beside(a, "a", wo.shape[1], h, "h")
-    w_gate, w_up = _gate_up(w_gate, w_up, h)
-    w_down = _parameter(w_down, "w_down", h, (h.shape[1], w_gate.shape[0]))
-    gamma_mlp = _parameter(gamma_mlp, "gamma_mlp", h, (h.shape[1],))
-    weights = (wo, gamma_mlp, w_gate, w_up, w_down)
+    a, h, lead, weights = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
     return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
 
 

@@ -253,11 +253,12 @@ def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointin
         state.refuse_whole()
     layers = list(model.layers[: model.config.num_hidden_layers])
     boundaries, attentions = model.coda_boundaries, state.attentions
+    whole = [state.why_whole(i) for i in range(len(layers))]
     qkv = None  # of the layer that comes next, where the boundary in front of it has made them
     for i, layer in enumerate(layers):
-        if state.why_whole(i) is not None:
+        if whole[i] is not None:
             # Somebody looks at this layer from outside: it runs as it is.
-            state.tell_whole(i)
+            state.tell_whole(i, whole[i])
             cached = {state.cache_name: cache}
             h = layer(h, attention_mask=mask, position_ids=position_ids, use_cache=cache is not None,
                       position_embeddings=places.cos_sin(h), **cached, **kwargs)  # fmt: skip
@@ -267,7 +268,7 @@ def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointin
             # The boundary in front belongs to the layer before; only its second half is to be run.
             entry = state.entry(i)
             h, *qkv = entry(h, places)
-        joined = i + 1 < len(layers) and state.why_whole(i + 1) is None
+        joined = i + 1 < len(layers) and whole[i + 1] is None
         boundary = boundaries[i + 1] if joined or i + 1 == len(layers) else state.tail(i)
 
         def step(h, q, k, v, attention=attentions[i], boundary=boundary):
@@ -356,10 +357,10 @@ class _State:
             if reason is not None:
                 raise NotImplementedError(f"layer {i} {reason}; coda_torch cannot run it as a whole in a sharded model")
 
-    def tell_whole(self, i):
+    def tell_whole(self, i, reason):
         if i not in self._told:
             self._told.add(i)
-            logger.warning("coda_torch: layer %d runs unfused, since it %s", i, self.why_whole(i))
+            logger.warning("coda_torch: layer %d runs unfused, since it %s", i, reason)
 
     def entry(self, i):
         """The second half of the boundary in front of layer i."""

@@ -15,11 +15,6 @@ using llama::Places;
 using llama::Stream;
 using Order = PackedRows::Order;
 
-/// Which gradients are asked for, a bit each, in the order of the operator's arguments.
-bool needs(int64_t mask, int bit) {
-  return (mask >> bit & 1) != 0;
-}
-
 Weight o_weight(const Tensor& wo) {
   return {{{"o_proj.weight", wo, {}}}, std::nullopt};
 }
@@ -104,7 +99,7 @@ std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d
                                                  const Tensor& qkv, const Tensor& inv_rms, const Weight& weight,
                                                  const Tensor& position, const Tensor& turns,
                                                  const std::optional<Tensor>& d_residual,
-                                                 const std::vector<bool>& needs) {
+                                                 const std::vector<bool>& needed) {
   const int64_t m = h.size(0), d = h.size(1), width = weight.rows();
   const Tensor w = packed<E>(engine, weight);
   const Tensor d_products = empty<E>(h, {m, width});
@@ -116,7 +111,7 @@ std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d
       matrix<const E>(d_qkv, "d_qkv"), matrix<E>(d_products, "d_qkv"),
       d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
   return {d_h,
-          weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needs)};
+          weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needed)};
 }
 
 struct MlpGradients {

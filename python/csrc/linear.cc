@@ -88,9 +88,9 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
     } else {
       d_h = product_with_transposed<E>(engine, d_gate_up, w, h);
     }
-    const auto bit = [&](int i) { return (mask >> i & 1) != 0; };
-    const WeightGradients gradients = weight_gradients<E>(engine, weight, matrix<const E>(d_gate_up, "d_gate_up"),
-                                                          matrix<const E>(h, "h"), {bit(1), bit(2), bit(0)});
+    const WeightGradients gradients =
+        weight_gradients<E>(engine, weight, matrix<const E>(d_gate_up, "d_gate_up"), matrix<const E>(h, "h"),
+                            {needs(mask, 1), needs(mask, 2), needs(mask, 0)});
     return Tensors4{d_h, gradients.gamma, gradients.parts[0], gradients.parts[1]};
   });
 }
@@ -115,7 +115,7 @@ Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t m
     const Tensor w = packed<E>(engine, of);
     Tensor d_x = product_with_transposed<E>(engine, d_h, w, x);
     return Tensors2{
-        d_x, weight_gradients<E>(engine, of, matrix<const E>(d_h, "d_h"), matrix<const E>(x, "x"), {(mask & 1) != 0})
+        d_x, weight_gradients<E>(engine, of, matrix<const E>(d_h, "d_h"), matrix<const E>(x, "x"), {needs(mask, 0)})
                  .parts[0]};
   });
 }

@@ -14,6 +14,11 @@ namespace coda::torch_ops {
 
 using llama::PackedRows;
 
+/// Whether a gradient is asked for: a bit each, in the order of the operator's parameters.
+inline bool needs(int64_t mask, int bit) {
+  return (mask >> bit & 1) != 0;
+}
+
 /// body(std::type_identity<T>{}) with the element type of a parameter. Throws OperandError.
 template <class Body>
 decltype(auto) with_element(const Tensor& parameter, const char* name, const Body& body) {
@@ -80,10 +85,10 @@ inline Tensor not_asked(const Tensor& like) {
   return empty(like, {0}, like.scalar_type());
 }
 
-/// From d_outᵀ x, the gradient of the packed weight. needs: of each part, and of gamma last.
+/// From d_outᵀ x, the gradient of the packed weight. needed: of each part, and of gamma last.
 template <class E, class Engine>
 WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Matrix<const E>& d_out,
-                                 const Matrix<const E>& x, const std::vector<bool>& needs) {
+                                 const Matrix<const E>& x, const std::vector<bool>& needed) {
   WeightGradients gradients;
   const Part& only = weight.parts.front();
   // What needs no unpacking is stored as it will be: one rounding, no pass of its own.
@@ -91,7 +96,7 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
   if (weight.parts.size() == 1 && !weight.gamma && only.rows.order == PackedRows::Order::plain &&
       (in_float || std::is_same_v<E, bf16>)) {
     Tensor d = not_asked(only.plain);
-    if (needs.front()) {
+    if (needed.front()) {
       d = empty(only.plain, {weight.rows(), weight.cols()}, only.plain.scalar_type());
       const auto store = [&]<class P>(P program) { gemm(engine, transpose(d_out), transpose(x), program); };
       if constexpr (std::is_same_v<E, float>)
@@ -104,11 +109,11 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
     return {{d}, not_asked(only.plain)};
   }
   bool any = false;
-  for (const bool need : needs) any = any || need;
-  const bool of_gamma = weight.gamma && needs.back();
+  for (const bool need : needed) any = any || need;
+  const bool of_gamma = weight.gamma && needed.back();
   Tensor packed_gradient, slots;
   int64_t all_slots = 0;
-  for (const Part& part : weight.parts) all_slots += (part.plain.size(0) + llama::kUnpackRows - 1) / llama::kUnpackRows;
+  for (const Part& part : weight.parts) all_slots += llama::unpack_slots(part.plain.size(0));
   if (any) {
     packed_gradient = empty<float>(only.plain, {weight.rows(), weight.cols()});
     llama::weight_gradient<Engine, E>(engine, d_out, x, matrix<float>(packed_gradient, "gradient"), false);
@@ -118,14 +123,14 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
   with_gamma(weight, [&]<class G>(const Vector<const G>& gamma) {
     for (size_t i = 0; i < weight.parts.size(); ++i) {
       const Part& part = weight.parts[i];
-      const int64_t count = (part.plain.size(0) + llama::kUnpackRows - 1) / llama::kUnpackRows;
+      const int64_t count = llama::unpack_slots(part.plain.size(0));
       with_element(part.plain, part.name, [&]<class W>(std::type_identity<W>) {
-        Tensor d = needs[i] ? empty(part.plain, {part.plain.size(0), weight.cols()}, part.plain.scalar_type())
-                            : not_asked(part.plain);
-        if (needs[i] || of_gamma)
+        Tensor d = needed[i] ? empty(part.plain, {part.plain.size(0), weight.cols()}, part.plain.scalar_type())
+                             : not_asked(part.plain);
+        if (needed[i] || of_gamma)
           llama::unpack_gradient(engine, matrix<const float>(packed_gradient, "gradient"), part.rows,
                                  matrix<const W>(part.plain, part.name), gamma,
-                                 needs[i] ? matrix<W>(d, part.name) : Matrix<W>{},
+                                 needed[i] ? matrix<W>(d, part.name) : Matrix<W>{},
                                  of_gamma ? matrix<float>(slots, "d_gamma").row_range(slot, count) : Matrix<float>{});
         gradients.parts.push_back(d);
       });

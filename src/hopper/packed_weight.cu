@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kRun; ++i) g.x[i] = G(1.f);
   if (gamma.data != nullptr) g = load<kVectors>(gamma.data + col, count);
-  const int64_t slots = ceil_div(plain.rows, kUnpackRows);
+  const int64_t slots = unpack_slots(plain.rows);
   for (int64_t slot = blockIdx.y; slot < slots; slot += gridDim.y) {
     const int64_t end = min((slot + 1) * kUnpackRows, plain.rows);
     Run<float> sum{};
@@ -123,10 +123,9 @@ void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRow
                      Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
   if (plain.rows == 0 || plain.cols == 0) return;
   const bool vectors = in_runs(packed) && in_runs(plain) && in_runs(gamma) && in_runs(d_plain) && in_runs(d_gamma);
-  hopper::launch(gpu, "unpack_gradient",
-                 vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
-                 grid(plain.cols, ceil_div(plain.rows, kUnpackRows)), dim3(kThreads), packed, rows, plain, gamma,
-                 d_plain, d_gamma);
+  hopper::launch(
+      gpu, "unpack_gradient", vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
+      grid(plain.cols, unpack_slots(plain.rows)), dim3(kThreads), packed, rows, plain, gamma, d_plain, d_gamma);
 }
 
 #define CODA_PACKED_WEIGHT(W, G)                                                                                      \

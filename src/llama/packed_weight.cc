@@ -6,7 +6,7 @@ namespace coda::llama {
 
 template <class W, class G, class E>
 void pack(Cpu& cpu, Matrix<const W> plain, const PackedRows& rows, Vector<const G> gamma, Matrix<E> packed) {
-  cpu.parallel_for((plain.rows + kUnpackRows - 1) / kUnpackRows, [&](int64_t slot, int) {
+  cpu.parallel_for(unpack_slots(plain.rows), [&](int64_t slot, int) {
     const int64_t end = std::min(plain.rows, (slot + 1) * kUnpackRows);
     for (int64_t i = slot * kUnpackRows; i < end; ++i) {
       const W* from = plain.row(i);
@@ -22,7 +22,7 @@ void pack(Cpu& cpu, Matrix<const W> plain, const PackedRows& rows, Vector<const 
 template <class W, class G>
 void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
                      Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
-  cpu.parallel_for((plain.rows + kUnpackRows - 1) / kUnpackRows, [&](int64_t slot, int) {
+  cpu.parallel_for(unpack_slots(plain.rows), [&](int64_t slot, int) {
     float* sum = d_gamma.data == nullptr ? nullptr : d_gamma.row(slot);
     if (sum != nullptr) std::fill_n(sum, plain.cols, 0.f);
     const int64_t end = std::min(plain.rows, (slot + 1) * kUnpackRows);

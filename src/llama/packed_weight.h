@@ -41,6 +41,10 @@ void pack(const Gpu& gpu, Matrix<const W> plain, const PackedRows& rows, Vector<
 
 /// Rows of a slot of d_gamma.
 inline constexpr int64_t kUnpackRows = 64;
+/// Slots of a matrix of so many rows.
+CODA_FN constexpr int64_t unpack_slots(int64_t rows) {
+  return (rows + kUnpackRows - 1) / kUnpackRows;
+}
 
 /// From the packed weight's gradient [·, K] those of plain, d_plain[i] = packed[rows.packed(i)] ⊙ gamma, and of gamma: the slots of
 /// d_gamma [⌈N/64⌉, K] = Σ packed[rows.packed(i)] ⊙ plain[i] over their rows; coda::total adds them. An output without data is not

@@ -10,6 +10,7 @@
 #include "bench/sampled_product.h"
 #include "cublas.h"
 #include "device.h"
+#include "each_case.h"
 #include "nvml.h"
 #include "race.h"
 #include "stopwatch.h"
@@ -199,17 +200,9 @@ GpuReport bench_gpu(const GpuOptions& options, const std::function<void(const Gp
   Stopwatch stopwatch(stream, nvml);
   RandomOperands random;
   GpuReport report{.machine = machine_of(gpu, nvml, cublas), .options = options, .results = {}};
-  progress(report);
-  for (const GpuCase& product : cases) {
-    try {
-      report.results.push_back(CaseBench(options, product, gpu, cpu, cublas, stopwatch, random).run());
-    } catch (const Error& error) {
-      // The other cases can go on, unless the GPU cannot.
-      check_cuda(cudaDeviceSynchronize(), error.what());
-      report.results.push_back({.product = product, .failure = error.what()});
-    }
-    progress(report);
-  }
+  for_each_case(cases, report, progress, [&](const GpuCase& product) {
+    return CaseBench(options, product, gpu, cpu, cublas, stopwatch, random).run();
+  });
   return report;
 }
 

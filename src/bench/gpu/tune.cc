@@ -4,6 +4,7 @@
 #include "bench/tuning.h"
 #include "coda/error.h"
 #include "device.h"
+#include "each_case.h"
 #include "nvml.h"
 #include "race.h"
 #include "stopwatch.h"
@@ -99,17 +100,7 @@ TuneReport tune_gpu(const GpuOptions& options, const std::function<void(const Tu
   RandomOperands random;
   Tuning tuning(options, gpu, stopwatch, random);
   TuneReport report{.card = gpu.name(), .driver = nvml.driver(), .options = options, .results = {}};
-  progress(report);
-  for (const GpuCase& product : cases) {
-    try {
-      report.results.push_back(tuning.run(product));
-    } catch (const Error& error) {
-      // The other products can go on, unless the GPU cannot.
-      check_cuda(cudaDeviceSynchronize(), error.what());
-      report.results.push_back({.product = product, .failure = error.what()});
-    }
-    progress(report);
-  }
+  for_each_case(cases, report, progress, [&](const GpuCase& product) { return tuning.run(product); });
   return report;
 }
 
