@@ -12,8 +12,8 @@ namespace coda::bench {
 /// report.results of run(product) for every case; where that throws an Error, with what it said. progress(report) before the first,
 /// and after each.
 template <class Report, class Run>
-void for_each_case(const std::vector<GpuCase>& cases, Report& report, const std::function<void(const Report&)>& progress,
-                   const Run& run) {
+void for_each_case(const std::vector<GpuCase>& cases, Report& report,
+                   const std::function<void(const Report&)>& progress, const Run& run) {
   progress(report);
   for (const GpuCase& product : cases) {
     try {
