@@ -34,11 +34,10 @@ struct Nearby {
 
 /// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, k < depths. a and b are packed in panels of the tile's rows and
 /// columns; acc has room for whole tiles. The sum over k is made from zero in ascending order and then added, for every
-/// element alike, whatever rows and cols are. fetch_b: b has not been read lately; each panel is fetched while the one before
-/// it is used.
+/// element alike, whatever rows and cols are. Each panel of b is fetched while the one before it is used.
 template <class Isa>
 void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
-              int64_t acc_stride, bool add, bool fetch_b, std::span<const Nearby> nearby);
+              int64_t acc_stride, bool add, std::span<const Nearby> nearby);
 
 /// A product's innermost functions for one instruction set.
 struct Multiplication {

@@ -111,15 +111,14 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
         const int64_t col = (first_panel + panel) * nb, cols = std::min(nb, n - col);
         const float* b_panels = packed_b + panel * panel_floats;
         for (int64_t k = 0; k < last_k; k += kDepthBlock)
-          inner.multiply(rows, cols, kDepthBlock, packed_a + k * padded_mb, b_panels + k * nb, acc, nb, k > 0, true,
-                         {});
+          inner.multiply(rows, cols, kDepthBlock, packed_a + k * padded_mb, b_panels + k * nb, acc, nb, k > 0, {});
         for (int64_t r = 0; r < rows; r += strip) {
           const int64_t strip_rows = std::min(strip, rows - r);
           nearby = tiles;
           for (Nearby& tile : nearby) tile.first += (row + r) * tile.row_bytes + col * tile.column_bytes / 16;
           float* strip_acc = acc + r * nb;
           inner.multiply(strip_rows, cols, depth - last_k, packed_a + last_k * padded_mb + r * (depth - last_k),
-                         b_panels + last_k * nb, strip_acc, nb, last_k > 0, r == 0, nearby);
+                         b_panels + last_k * nb, strip_acc, nb, last_k > 0, nearby);
           epilogue(program.program, Block{.acc = strip_acc,
                                           .acc_stride = nb,
                                           .row = row + r,

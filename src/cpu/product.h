@@ -8,9 +8,9 @@ namespace coda::cpu {
 // 128 is the width of most partial reductions.
 inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kColBlock = 128;
-// Rows whose last part of the depth is multiplied, and which the program then takes, at a time: they are in the first-level
-// cache then, and what the program reads beside them has just been fetched.
-inline constexpr int64_t kStrip = 24;
+// Rows whose last part of the depth is multiplied, and which the program then takes, at a time: what it reads and writes beside
+// them is fetched meanwhile, and that of more rows would not all stay in the second-level cache.
+inline constexpr int64_t kStrip = 48;
 // A panel of b as deep as this is half of a 32 KB first-level cache. Sums are made of parts of this length: in one running
 // fp32 sum over a vocabulary of a million, small terms would drown in a large one.
 inline constexpr int64_t kDepthBlock = 256;

@@ -8,6 +8,50 @@ namespace coda::cpu {
 
 namespace {
 
+/// left and right += a's column times b's row for the first depths, as many as the instruction set takes at a time; how many.
+template <class Isa, class L, int rows>
+CODA_FN int64_t several_depths(int64_t, const float*, const float*, L (&)[rows], L (&)[rows]) {
+  return 0;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// In assembly for the number of instructions: beside another hardware thread on its core this loop waits for their decoding, not
+// for the multipliers. Compilers keep one depth a turn tight, but copy accumulators from register to register when more are unrolled.
+// clang-format off
+#define CODA_ROW(a_bytes, i)                                        \
+  "vbroadcastss " #a_bytes " + 4 * " #i "(%[a]), %%ymm2\n\t"        \
+  "vfmadd231ps %%ymm0, %%ymm2, %[left" #i "]\n\t"                   \
+  "vfmadd231ps %%ymm1, %%ymm2, %[right" #i "]\n\t"
+#define CODA_DEPTH(a_bytes, b_bytes)                                \
+  "vmovups " #b_bytes "(%[b]), %%ymm0\n\t"                          \
+  "vmovups " #b_bytes " + 32(%[b]), %%ymm1\n\t"                     \
+  CODA_ROW(a_bytes, 0) CODA_ROW(a_bytes, 1) CODA_ROW(a_bytes, 2)    \
+  CODA_ROW(a_bytes, 3) CODA_ROW(a_bytes, 4) CODA_ROW(a_bytes, 5)
+#define CODA_ACCUMULATORS(i) [left##i] "+x"(left[i].v.data), [right##i] "+x"(right[i].v.data)
+
+template <>
+CODA_FN int64_t several_depths<isa::avx2>(int64_t depths, const float* a, const float* b,
+                                          Lanes<isa::avx2> (&left)[6], Lanes<isa::avx2> (&right)[6]) {
+  int64_t turns = depths / 4;
+  if (turns == 0) return 0;
+  asm("1:\n\t"
+      CODA_DEPTH(0, 0) CODA_DEPTH(24, 64) CODA_DEPTH(48, 128) CODA_DEPTH(72, 192)
+      "add $96, %[a]\n\t"
+      "add $256, %[b]\n\t"
+      "dec %[turns]\n\t"
+      "jnz 1b"
+      : [a] "+r"(a), [b] "+r"(b), [turns] "+r"(turns), CODA_ACCUMULATORS(0), CODA_ACCUMULATORS(1),
+        CODA_ACCUMULATORS(2), CODA_ACCUMULATORS(3), CODA_ACCUMULATORS(4), CODA_ACCUMULATORS(5)
+      :
+      : "cc", "memory", "ymm0", "ymm1", "ymm2");
+  return depths / 4 * 4;
+}
+#undef CODA_ROW
+#undef CODA_DEPTH
+#undef CODA_ACCUMULATORS
+// clang-format on
+#endif
+
 /// One tile. Plain arrays of registers and unrolled loops: nothing here may live in memory.
 template <class Isa>
 CODA_FN void tile(int64_t depths, const float* a, const float* b, float* acc, int64_t stride, bool add) {
@@ -20,7 +64,10 @@ CODA_FN void tile(int64_t depths, const float* a, const float* b, float* acc, in
     left[i] = right[i] = L(0.f);
     __builtin_prefetch(acc + i * stride, 1);
   }
-  for (int64_t k = 0; k < depths; ++k, a += rows, b += cols) {
+  const int64_t taken = several_depths<Isa>(depths, a, b, left, right);
+  a += taken * rows;
+  b += taken * cols;
+  for (int64_t k = taken; k < depths; ++k, a += rows, b += cols) {
     const L b_left = load<Isa>(b), b_right = load<Isa>(b + width);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
@@ -50,7 +97,7 @@ CODA_FN void fetch(const char* p, int64_t bytes) {
 
 template <class Isa>
 void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
-              int64_t acc_stride, bool add, bool fetch_b, std::span<const Nearby> nearby) {
+              int64_t acc_stride, bool add, std::span<const Nearby> nearby) {
   constexpr int64_t tile_rows = RegisterTile<Isa>::rows, tile_cols = RegisterTile<Isa>::cols;
   const int64_t panel_bytes = depths * tile_cols * static_cast<int64_t>(sizeof(float));
   const int64_t share = panel_bytes / ((rows + tile_rows - 1) / tile_rows) / 64 * 64 + 64;
@@ -58,7 +105,7 @@ void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const 
   for (int64_t j = 0; j < cols; j += tile_cols)
     for (int64_t i = 0; i < rows; i += tile_rows) {
       const float* panel = b + j * depths;
-      if (fetch_b) fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
+      fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
       for (const Nearby& n : nearby)
         for (int64_t row = i; row < std::min(rows, i + tile_rows); ++row)
           fetch(n.first + row * n.row_bytes + j * n.column_bytes / 16, tile_cols * n.column_bytes / 16);
@@ -67,6 +114,6 @@ void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const 
 }
 
 template void multiply<isa::CODA_ISA>(int64_t, int64_t, int64_t, const float*, const float*, float*, int64_t, bool,
-                                      bool, std::span<const Nearby>);
+                                      std::span<const Nearby>);
 
 }  // namespace coda::cpu
