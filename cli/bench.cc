@@ -32,12 +32,12 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kHelp =
     "Times programs, a block of a Llama and a training step on this machine, beside the plain products of the same "
-    "shapes by "
-    "OpenBLAS and LIBXSMM (fp32), and beside that product followed by the program as one pass over its stored result. "
-    "All "
-    "take turns in one run; medians, with the range of the rounds, and medians of each round's own ratios.\n\n"
+    "shapes by OpenBLAS, LIBXSMM and, if it is given, PyTorch (fp32), and beside OpenBLAS' followed by the program as "
+    "one pass over its stored result. All take turns in one run; medians, with the range of the rounds, and medians of "
+    "each round's own ratios.\n\n"
     "  coda bench                                 everything\n"
     "  coda bench programs --hidden 1024 --ffn 2816\n"
+    "  coda bench programs --torch venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so\n"
     "  coda bench step --layers 8 --json step.json\n\n"
     "On a GPU, programs of a Llama's shapes beside cuBLAS, each named: back to back, as in training, and alone after a "
     "rest.\n\n"
@@ -61,7 +61,7 @@ struct Arguments {
   llama::Dtype dtype = llama::Dtype::fp32;
   int threads = 0;
   bench::Rounds rounds;
-  std::string json;
+  std::string json, torch;
 };
 
 std::string cpu_model() {
@@ -101,6 +101,7 @@ class Bench {
  public:
   explicit Bench(const Arguments& arguments)
       : a_(arguments), cpu_(arguments.threads), openblas_(cpu_.threads()), libxsmm_(cpu_) {
+    if (!a_.torch.empty()) libraries_.push_back(&torch_.emplace(a_.torch, cpu_.threads()));
     const std::string isa(cpu::name(cpu::chosen_isa()));
     fmt::print("{}, {} threads; coda runs on {}, OpenBLAS its {} kernels; {} rounds, times in ms\n\n", cpu_model(),
                cpu_.threads(), isa, openblas_.core(), a_.rounds.count);
@@ -116,69 +117,74 @@ class Bench {
   }
 
   void programs() {
-    const auto block = bench::make_block(cpu_, openblas_, libxsmm_, a_.shape, a_.dtype);
-    fmt::print("{:27} {:16} {:>19} {:>25} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "", "program", "M, N, K", "coda",
-               "OpenBLAS", "LIBXSMM", "and pass", "÷ plain", "÷ passes");
+    const auto block = bench::make_block(cpu_, a_.shape, a_.dtype);
+    fmt::print("{:27} {:16} {:>19} {:>25}", "", "program", "M, N, K", "coda");
+    for (const bench::Library* library : libraries_) fmt::print(" {:>9}", library->name());
+    fmt::print(" {:>9} {:>8} {:>8}\n", "and pass", "÷ plain", "÷ passes");
     for (const bench::Row& row : block->rows()) {
       if (!row.plain) continue;
       // Rounding apart: fp32 sums in another order, or one bf16 here and there.
-      const double difference = block->difference(row);
-      if (!(difference <= (a_.dtype == llama::Dtype::bf16 ? 2e-2 : 1e-4)))
-        throw Error(fmt::format("{}: coda and OpenBLAS are {:.2g} of the largest value apart", row.name, difference));
-      const auto plain = [&row] { row.plain(false); };
-      std::vector<bench::Entry> entries = {
-          {"coda", row.fused}, {"openblas", plain}, {"libxsmm", [&row] { row.plain(true); }}};
+      double difference = 0;
+      std::vector<bench::Entry> entries = {{"coda", row.fused}};
+      for (bench::Library* library : libraries_) {
+        const double apart = block->difference(row, *library);
+        if (!(apart <= (a_.dtype == llama::Dtype::bf16 ? 2e-2 : 1e-4)))
+          throw Error(
+              fmt::format("{}: coda and {} are {:.2g} of the largest value apart", row.name, library->name(), apart));
+        difference = std::max(difference, apart);
+        entries.push_back({library->name(), [&row, library] { row.plain(*library); }});
+      }
       if (row.pass)
-        entries.push_back({"openblas and pass", [&row, plain] {
-                             plain();
+        entries.push_back({"OpenBLAS and pass", [&] {
+                             row.plain(openblas_);
                              row.pass();
                            }});
       const std::vector<Time> times = bench::measure(entries, a_.rounds);
-      // Over the faster of the two: the larger ratio.
-      const double ratio = std::max(bench::ratio(times[0], times[1]), bench::ratio(times[0], times[2]));
-      const std::string passes = row.pass ? fmt::format("{:.2f}", bench::ratio(times[0], times[3])) : "";
-      fmt::print("{:27} {:16} {:>19} {:>25} {:9.3f} {:9.3f} {:>9} {:8.2f} {:>8}\n", row.name, row.program,
-                 fmt::format("{}, {}, {} {}", row.m, row.n, row.k, bench::name(row.form)), text_of(times[0]),
-                 1e3 * times[1].median, 1e3 * times[2].median,
-                 row.pass ? fmt::format("{:.3f}", 1e3 * times[3].median) : "", ratio, passes);
+      fmt::print("{:27} {:16} {:>19} {:>25}", row.name, row.program,
+                 fmt::format("{}, {}, {} {}", row.m, row.n, row.k, bench::name(row.form)), text_of(times[0]));
+      double ratio = 0;  // over the fastest of the libraries: the largest
+      for (size_t i = 1; i <= libraries_.size(); ++i) {
+        ratio = std::max(ratio, bench::ratio(times[0], times[i]));
+        fmt::print(" {:9.3f}", 1e3 * times[i].median);
+      }
+      fmt::print(" {:>9} {:8.2f} {:>8}\n", row.pass ? fmt::format("{:.3f}", 1e3 * times.back().median) : "", ratio,
+                 row.pass ? fmt::format("{:.2f}", bench::ratio(times[0], times.back())) : "");
       std::fflush(stdout);
       Json entry = {
           {"name", row.name}, {"program", row.program}, {"form", bench::name(row.form)}, {"m", row.m}, {"n", row.n},
           {"k", row.k},       {"flops", row.flops()},   {"difference", difference}};
       for (size_t i = 0; i < entries.size(); ++i) entry["times"][entries[i].name] = json_of(times[i]);
       entry["ratio_to_plain"] = ratio;
-      if (row.pass) entry["ratio_to_passes"] = bench::ratio(times[0], times[3]);
+      if (row.pass) entry["ratio_to_passes"] = bench::ratio(times[0], times.back());
       json_["programs"].push_back(entry);
     }
     fmt::print(
-        "\n÷ plain: coda over the faster of the two plain products. ÷ passes: over OpenBLAS' product and one pass of "
-        "the "
+        "\n÷ plain: coda over the fastest of the plain products. ÷ passes: over OpenBLAS' product and one pass of the "
         "program.\n\n");
   }
 
   void block() {
-    const auto block = bench::make_block(cpu_, openblas_, libxsmm_, a_.shape, a_.dtype);
+    const auto block = bench::make_block(cpu_, a_.shape, a_.dtype);
     for (const bool backward : {false, true}) {
       std::vector<const bench::Row*> rows;
       for (const bench::Row& row : block->rows())
         if (row.in_block && (backward || !row.backward)) rows.push_back(&row);
-      const auto plain = [&rows](bool libxsmm) {
-        for (const bench::Row* row : rows)
-          if (row->plain) row->plain(libxsmm);
-      };
       const auto fused = [&rows] {
         for (const bench::Row* row : rows) row->fused();
       };
       const auto passes = [&rows] {
         for (const bench::Row* row : rows) {
-          if (row->plain) row->plain(false);
+          if (row->plain) row->plain(openblas_);
           if (row->pass) row->pass();
         }
       };
-      const std::vector<bench::Entry> entries = {{"coda", fused},
-                                                 {"openblas", [&] { plain(false); }},
-                                                 {"libxsmm", [&] { plain(true); }},
-                                                 {"openblas and passes", passes}};
+      std::vector<bench::Entry> entries = {{"coda", fused}};
+      for (bench::Library* library : libraries_)
+        entries.push_back({library->name(), [&rows, library] {
+                             for (const bench::Row* row : rows)
+                               if (row->plain) row->plain(*library);
+                           }});
+      entries.push_back({"OpenBLAS and passes", passes});
       const std::vector<Time> times = bench::measure(entries, a_.rounds);
       const std::string name = backward ? "block, forward and backward" : "block, forward";
       fmt::print("{} ({} products, no attention)\n", name,
@@ -232,6 +238,8 @@ class Bench {
   Cpu cpu_;
   bench::OpenBlas openblas_;
   bench::Libxsmm libxsmm_;
+  std::optional<bench::TorchMm> torch_;
+  std::vector<bench::Library*> libraries_{&openblas_, &libxsmm_};
   Json json_;
 };
 
@@ -362,7 +370,7 @@ int run(const CLI::App& app, const Arguments& arguments) {
   };
   const std::initializer_list<const char*> models = {"--ffn",    "--heads",  "--kv-heads", "--vocab",
                                                      "--layers", "--preset", "--tie",      "--batch",
-                                                     "--seq",    "--dtype",  "--threads"};
+                                                     "--seq",    "--dtype",  "--threads",  "--torch"};
   if (arguments.tune) {
     if (app.count("--device") > 0 && arguments.device == train::DeviceKind::cpu)
       throw UsageError("--tune is of a GPU's plans; --device is cpu");
@@ -371,7 +379,7 @@ int run(const CLI::App& app, const Arguments& arguments) {
     return run_tune(arguments);
   }
   if (arguments.device == train::DeviceKind::cuda && arguments.what == std::vector<std::string>{"step"}) {
-    refuse({"--tokens", "--warm", "--dtype", "--threads"}, "cuda");
+    refuse({"--tokens", "--warm", "--dtype", "--threads", "--torch"}, "cuda");
     if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size for step");
     Arguments one = arguments;
     if (!arguments.hidden.empty()) one.shape.hidden = arguments.hidden[0];
@@ -424,6 +432,8 @@ Command bench_command(CLI::App& coda) {
       ->option_text(fmt::format("SECONDS [{:.0f}]", bench::GpuOptions{}.warm_seconds))
       ->check(CLI::Range(0.0, 60.0, "0 to 60"));
   app->add_flag("--tune", a->tune, "measures plans on a GPU and keeps the best")->option_text(" ");
+  app->add_option("--torch", a->torch, "PyTorch's torch/lib/libtorch_cpu.so: torch.mm is a plain product too")
+      ->option_text("FILE");
   app->add_option("--json", a->json, "writes the figures there too")->option_text("FILE");
   for (const char* part : {"--hidden", "--ffn", "--heads", "--kv-heads", "--vocab", "--layers", "--tie"})
     preset->excludes(app->get_option(part));

@@ -17,8 +17,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLORS = {"coda": "#1f6f8b", "openblas": "#9aa5b1", "libxsmm": "#c9ced6", "openblas and pass": "#e0a458",
-          "openblas and passes": "#e0a458", "torch.compile": "#e0a458"}
+COLORS = {"coda": "#1f6f8b", "OpenBLAS": "#9aa5b1", "LIBXSMM": "#c9ced6", "torch.mm": "#b98ea7", "OpenBLAS and pass": "#e0a458",
+          "OpenBLAS and passes": "#e0a458", "torch.compile": "#e0a458"}
 plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
                      "svg.hashsalt": "coda", "figure.facecolor": "white", "legend.frameon": False})
 
@@ -48,34 +48,37 @@ def draw_programs(report, path):
         ratios = sorted(a / b for a, b in zip(row["times"][name]["rounds_s"], row["times"][other]["rounds_s"]))
         return ratios[len(ratios) // 2]
 
-    def relative(row, name):
-        return max(ratio(row, name, plain) for plain in ("openblas", "libxsmm")) if name in row["times"] else None
+    libraries = [name for name in ("OpenBLAS", "LIBXSMM", "torch.mm") if name in rows[0]["times"]]
 
-    bars(axis, rows, ["coda", "openblas and pass", "libxsmm"], relative,
+    def relative(row, name):
+        return max(ratio(row, name, plain) for plain in libraries) if name in row["times"] else None
+
+    bars(axis, rows, ["coda", "OpenBLAS and pass", *libraries[1:]], relative,
          [f"{row['name'].split()[0]}\n{row['program']}\n{row['m']}, {row['n']},\n{row['k']}" for row in rows])
     axis.tick_params(axis="x", labelsize=6.5)
     axis.set_ylabel("time ÷ fastest plain product")
     axis.set_title(f"products with their programs, hidden {shape['hidden']}, ffn {shape['ffn']}, {shape['tokens']} tokens, "
                    f"{shape['dtype']}; {machine['cpu']}, {machine['threads']} threads, {machine['coda']}", fontsize=9, loc="left")
-    axis.legend(ncol=3, fontsize=8)
+    axis.legend(ncol=4, fontsize=8)
     if report.get("blocks"):
         axis = axes[1][0]
-        bars(axis, report["blocks"], ["coda", "openblas", "openblas and passes", "libxsmm"],
+        bars(axis, report["blocks"], ["coda", "OpenBLAS", "OpenBLAS and passes", *libraries[1:]],
              lambda row, name: row["ratio_to_coda"][name], [row["name"] for row in report["blocks"]])
         axis.set_ylabel("time ÷ coda's")
-        axis.legend(ncol=4, fontsize=8)
+        axis.legend(ncol=5, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
     print(f"\n{shape['tokens']} tokens, hidden {shape['hidden']}, ffn {shape['ffn']}, {shape['dtype']}; {machine['cpu']}, "
           f"{machine['threads']} threads, coda on {machine['coda']}, OpenBLAS' {machine['openblas']} kernels\n")
-    print("| product | program | M, N, K | coda, ms | OpenBLAS | LIBXSMM | OpenBLAS and a pass | ÷ fastest plain |\n"
-          "| --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = ["product", "program", "M, N, K", "coda, ms", *libraries, "OpenBLAS and a pass", "÷ fastest plain", "÷ passes"]
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for row in rows:
         milliseconds = [f"{1e3 * median(row, name):.2f}" if name in row["times"] else ""
-                        for name in ("coda", "openblas", "libxsmm", "openblas and pass")]
+                        for name in ("coda", *libraries, "OpenBLAS and pass")]
+        passes = f"{row['ratio_to_passes']:.2f}" if "ratio_to_passes" in row else ""
         print(f"| {row['name']} | `{row['program']}` | {row['m']}, {row['n']}, {row['k']} {row['form']} | "
-              f"{' | '.join(milliseconds)} | {row['ratio_to_plain']:.2f} |")
+              f"{' | '.join(milliseconds)} | {row['ratio_to_plain']:.2f} | {passes} |")
     for row in report.get("blocks", []):
         print(f"\n{row['name']}, ms (÷ coda): " + ", ".join(
             f"{name} {1e3 * time['median_s']:.1f} ({row['ratio_to_coda'][name]:.2f})" for name, time in row["times"].items()))
@@ -135,8 +138,8 @@ def draw_beside_torch(report, path):
         sustained, cool = regimes["sustained"], regimes["cool"]
         for at, value, color, label in (
                 (i - 0.28, best["sustained"] / sustained["coda"], COLORS["coda"], "÷ coda, sustained"),
-                (i, best["cool"] / cool["coda"], COLORS["openblas and pass"], "÷ coda, cool"),
-                (i + 0.28, best["sustained"] / sustained["cublas_gemms"], COLORS["openblas"], "÷ cuBLAS' products alone, sustained")):
+                (i, best["cool"] / cool["coda"], COLORS["OpenBLAS and pass"], "÷ coda, cool"),
+                (i + 0.28, best["sustained"] / sustained["cublas_gemms"], COLORS["OpenBLAS"], "÷ cuBLAS' products alone, sustained")):
             axis.bar(at, value, 0.26, color=color, label=label if i == 0 else None)
         print(f"| {case} | {d} | {sustained['coda']:.3f} | {best['sustained']:.3f} | {sustained['cublas_gemms']:.3f} | "
               f"{best['sustained'] / sustained['coda']:.2f} | {best['cool'] / cool['coda']:.2f} |")
@@ -155,7 +158,7 @@ def draw_gpu(report, path):
     machine, options, means = report["machine"], report["options"], report["means"]
     figure, axis = plt.subplots(figsize=(11, 4))
     width = 0.4
-    for i, (regime, color) in enumerate((("sustained", COLORS["coda"]), ("cool", COLORS["openblas and pass"]))):
+    for i, (regime, color) in enumerate((("sustained", COLORS["coda"]), ("cool", COLORS["OpenBLAS and pass"]))):
         at = [j + (i - 0.5) * width for j in range(len(means))]
         axis.bar(at, [mean[regime] for mean in means], width * 0.92, color=color, label=regime)
         for x, mean in zip(at, means):

@@ -1,4 +1,5 @@
 // What coda bench rests on: that the libraries compute what coda does, and that turns are taken as it says.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +41,7 @@ TEST(Libraries, MultiplyInEveryForm) {
   for (auto* values : {&a, &b})
     for (float& x : *values) x = normal(random);
   Cpu cpu(2);
-  const OpenBlas openblas(2);
+  OpenBlas openblas(2);
   Libxsmm libxsmm(cpu);
   for (const Form form : {Form::TN, Form::NN, Form::NT}) {
     SCOPED_TRACE(name(form));
@@ -59,18 +60,29 @@ TEST(Libraries, MultiplyInEveryForm) {
   }
 }
 
+TEST(Libraries, WithoutPyTorchThatIsSaid) {
+  try {
+    TorchMm("/nowhere/libtorch_cpu.so", 2);
+    FAIL() << "loaded";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), testing::HasSubstr("/nowhere/libtorch_cpu.so cannot be loaded")) << e.what();
+  }
+}
+
 TEST(Block_, ProgramsAgreeWithALibrarysProductAndAPass) {
   Cpu cpu(2);
-  const OpenBlas openblas(2);
+  OpenBlas openblas(2);
   Libxsmm libxsmm(cpu);
   const Shape shape{.tokens = 50, .hidden = 64, .ffn = 104, .heads = 2, .kv_heads = 1, .vocab = 300};
   for (const llama::Dtype dtype : {llama::Dtype::fp32, llama::Dtype::bf16}) {
-    const auto block = make_block(cpu, openblas, libxsmm, shape, dtype);
+    const auto block = make_block(cpu, shape, dtype);
     int products = 0;
     for (const Row& row : block->rows()) {
       if (!row.plain) continue;
       ++products;
-      EXPECT_LE(block->difference(row), dtype == llama::Dtype::fp32 ? 1e-5 : 1e-2) << row.name;
+      for (Library* library : {static_cast<Library*>(&openblas), static_cast<Library*>(&libxsmm)})
+        EXPECT_LE(block->difference(row, *library), dtype == llama::Dtype::fp32 ? 1e-5 : 1e-2)
+            << row.name << " beside " << library->name();
     }
     EXPECT_EQ(products, 13);
   }

@@ -35,7 +35,7 @@ OpenBlas::OpenBlas(int threads)
   library_.symbol<void(int)>("openblas_set_num_threads")(threads);
 }
 
-void OpenBlas::operator()(const Product& p) const {
+void OpenBlas::operator()(const Product& p) {
   const auto m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
   const bool turned_a = p.form == Form::NT, turned_b = p.form != Form::TN;
   sgemm_(kRowMajor, turned_a ? kTransposed : kPlain, turned_b ? kPlain : kTransposed, m, n, k, 1, p.a, turned_a ? m : k,
@@ -79,6 +79,33 @@ void Libxsmm::operator()(const Product& p) {
       }
     });
   });
+}
+
+TorchMm::TorchMm(const std::string& file, int threads)
+    : library_("PyTorch", {file.c_str()}, file + " cannot be loaded; libtorch_cpu.so is in torch/lib"),
+      make_(library_.symbol<MakeTensor>("aoti_torch_create_tensor_from_blob")),
+      free_(library_.symbol<int32_t(Tensor*)>("aoti_torch_delete_tensor_object")),
+      mm_out_(library_.symbol<int32_t(Tensor*, Tensor*, Tensor*)>("aoti_torch_cpu_mm_out")),
+      float32_(library_.symbol<int32_t()>("aoti_torch_dtype_float32")()),
+      cpu_device_(library_.symbol<int32_t()>("aoti_torch_device_type_cpu")()) {
+  library_.symbol<void(int)>("_ZN2at15set_num_threadsEi")(threads);  // at::set_num_threads, which has no C function
+}
+
+TorchMm::Tensor* TorchMm::tensor(const float* data, int64_t rows, int64_t cols, bool transposed) const {
+  const int64_t sizes[] = {rows, cols}, strides[] = {transposed ? 1 : cols, transposed ? rows : 1};
+  Tensor* made = nullptr;
+  if (make_(const_cast<float*>(data), 2, sizes, strides, 0, float32_, cpu_device_, 0, &made) != 0)
+    throw Error("PyTorch could not make a tensor of the benchmark's memory");
+  return made;
+}
+
+void TorchMm::operator()(const Product& p) {
+  Tensor* const a = tensor(p.a, p.m, p.k, p.form == Form::NT);
+  Tensor* const b = tensor(p.b, p.k, p.n, p.form == Form::TN);
+  Tensor* const out = tensor(p.out, p.m, p.n, false);
+  const int32_t failed = mm_out_(out, a, b);
+  for (Tensor* made : {a, b, out}) free_(made);
+  if (failed != 0) throw Error("torch.mm failed");
 }
 
 }  // namespace coda::bench

@@ -48,8 +48,7 @@ const float* floats(Buffer<E>& values, Buffer<float>& copy) {
 template <class E>
 class BlockOf : public Block {
  public:
-  BlockOf(Cpu& cpu, const OpenBlas& openblas, Libxsmm& libxsmm, const Shape& shape)
-      : cpu_(cpu), openblas_(openblas), libxsmm_(libxsmm) {
+  BlockOf(Cpu& cpu, const Shape& shape) : cpu_(cpu) {
     const int64_t m = shape.tokens, d = shape.hidden, f = shape.ffn, head = d / shape.heads;
     const int64_t qkv = d + 2 * shape.kv_heads * head, v = shape.vocab;
     const int64_t widest = std::max({2 * f, qkv, d, v});
@@ -139,7 +138,7 @@ class BlockOf : public Block {
     add_weight_gradient("W q, k and v", qkv, d, m);
   }
 
-  double difference(const Row& row) override {
+  double difference(const Row& row, Library& library) override {
     const auto run = [&](const std::function<void()>& body) {
       for (auto* buffer : {&out_, &half_}) std::ranges::fill(buffer->span(), E(0.f));
       for (auto* buffer : {&gradient_, &partial_}) std::ranges::fill(buffer->span(), 0.f);
@@ -153,7 +152,7 @@ class BlockOf : public Block {
     };
     const std::vector<float> ours = run(row.fused);
     const std::vector<float> theirs = run([&] {
-      row.plain(false);
+      row.plain(library);
       if (row.pass)
         row.pass();
       else
@@ -206,13 +205,7 @@ class BlockOf : public Block {
                      .backward = options.backward,
                      .in_block = options.in_block,
                      .fused = std::move(fused),
-                     .plain =
-                         [=, this](bool libxsmm) {
-                           if (libxsmm)
-                             libxsmm_(product);
-                           else
-                             openblas_(product);
-                         },
+                     .plain = [product](Library& library) { library(product); },
                      .pass = [=, this] { map(cpu_, Matrix<const float>(product.out, m, n), program); }});
   }
   void add_weight_gradient(const std::string& name, int64_t rows, int64_t cols, int64_t tokens) {
@@ -222,8 +215,6 @@ class BlockOf : public Block {
   }
 
   Cpu& cpu_;
-  const OpenBlas& openblas_;
-  Libxsmm& libxsmm_;
   Buffer<E> a_, b_, x_, residual_, out_, half_;
   Buffer<float> gradient_, plain_a_, plain_b_, plain_out_, partial_, maxima_, scale_, turns_;
   Buffer<MaxSum> states_;
@@ -232,10 +223,9 @@ class BlockOf : public Block {
 
 }  // namespace
 
-std::unique_ptr<Block> make_block(Cpu& cpu, const OpenBlas& openblas, Libxsmm& libxsmm, const Shape& shape,
-                                  llama::Dtype dtype) {
-  if (dtype == llama::Dtype::bf16) return std::make_unique<BlockOf<bf16>>(cpu, openblas, libxsmm, shape);
-  return std::make_unique<BlockOf<float>>(cpu, openblas, libxsmm, shape);
+std::unique_ptr<Block> make_block(Cpu& cpu, const Shape& shape, llama::Dtype dtype) {
+  if (dtype == llama::Dtype::bf16) return std::make_unique<BlockOf<bf16>>(cpu, shape);
+  return std::make_unique<BlockOf<float>>(cpu, shape);
 }
 
 }  // namespace coda::bench

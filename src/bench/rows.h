@@ -22,29 +22,27 @@ struct Row {
   Form form;
   int64_t m, n, k;
   bool backward;
-  bool in_block;                // not the loss
-  std::function<void()> fused;  // the product with its program
-  std::function<void(bool)>
-      plain;                   // the library's product alone: OpenBLAS', or LIBXSMM's if true; null without a product
-  std::function<void()> pass;  // the program over the stored product; null where a library needs none
+  bool in_block;                        // not the loss
+  std::function<void()> fused;          // the product with its program
+  std::function<void(Library&)> plain;  // the library's product alone; null without a product
+  std::function<void()> pass;           // the program over the stored product; null where a library needs none
 
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };
 
-/// Rows over one set of tensors, which lives as long as this does. E is float or bf16; the library's products are fp32
+/// Rows over one set of tensors, which lives as long as this does. E is float or bf16; a library's products are fp32
 /// always, since OpenBLAS has no other on these CPUs, of the same values.
 class Block {
  public:
   virtual ~Block() = default;
   const std::vector<Row>& rows() const { return rows_; }
-  /// Between the outputs of row.fused and of row.plain with row.pass: the largest difference over the largest value. Rows with a
-  /// product only.
-  virtual double difference(const Row& row) = 0;
+  /// Between the outputs of row.fused and of row.plain(library) with row.pass: the largest difference over the largest value. Rows
+  /// with a product only.
+  virtual double difference(const Row& row, Library& library) = 0;
 
  protected:
   std::vector<Row> rows_;
 };
-std::unique_ptr<Block> make_block(Cpu& cpu, const OpenBlas& openblas, Libxsmm& libxsmm, const Shape& shape,
-                                  llama::Dtype dtype);
+std::unique_ptr<Block> make_block(Cpu& cpu, const Shape& shape, llama::Dtype dtype);
 
 }  // namespace coda::bench

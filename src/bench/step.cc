@@ -27,7 +27,7 @@ int64_t resident(const std::string& field) {
 /// The plain products of one step on the same memory again and again.
 class Products {
  public:
-  Products(const OpenBlas& openblas, const Config& c, int64_t m) : openblas_(openblas) {
+  Products(OpenBlas& openblas, const Config& c, int64_t m) : openblas_(openblas) {
     // {rows, columns} of every weight, and how many there are of it.
     struct Weight {
       int64_t out, in, count;
@@ -64,7 +64,7 @@ class Products {
   double flops() const { return flops_; }
 
  private:
-  const OpenBlas& openblas_;
+  OpenBlas& openblas_;
   std::vector<Product> list_;
   Buffer<float> a_, b_, out_;
   double flops_ = 0;
@@ -106,7 +106,7 @@ class Attention {
 };
 
 template <class E>
-StepReport run(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::Dtype dtype, int64_t rows, int64_t seq,
+StepReport run(Cpu& cpu, OpenBlas& openblas, const Config& config, llama::Dtype dtype, int64_t rows, int64_t seq,
                const Rounds& rounds) {
   const int64_t m = rows * seq;
   const RandomBatch random(config.vocab, rows, seq);
@@ -146,8 +146,8 @@ StepReport run(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::
 
 }  // namespace
 
-StepReport bench_step(Cpu& cpu, const OpenBlas& openblas, const Config& config, llama::Dtype dtype, int64_t rows,
-                      int64_t seq, const Rounds& rounds) {
+StepReport bench_step(Cpu& cpu, OpenBlas& openblas, const Config& config, llama::Dtype dtype, int64_t rows, int64_t seq,
+                      const Rounds& rounds) {
   if (dtype == llama::Dtype::bf16) return run<bf16>(cpu, openblas, config, dtype, rows, seq, rounds);
   return run<float>(cpu, openblas, config, dtype, rows, seq, rounds);
 }

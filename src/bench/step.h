@@ -21,7 +21,7 @@ struct StepReport {
 };
 
 /// Fresh weights, random tokens: rows of seq tokens, each a document of its own.
-StepReport bench_step(Cpu& cpu, const OpenBlas& openblas, const llama::Config& config, llama::Dtype dtype, int64_t rows,
+StepReport bench_step(Cpu& cpu, OpenBlas& openblas, const llama::Config& config, llama::Dtype dtype, int64_t rows,
                       int64_t seq, const Rounds& rounds);
 
 }  // namespace coda::bench
