@@ -6,7 +6,7 @@ DistributedDataParallel needs nothing of this: it takes a patched model as it ta
 import torch
 import torch.distributed as dist
 
-from .functional import _activations, _labels, _parameter, _refuse
+from .functional import _activations, _is_spread, _labels, _parameter, _refuse
 from .huggingface import state_of
 from .operators import coda
 
@@ -58,6 +58,9 @@ def vocab_parallel_cross_entropy(x, weight, labels, first, *, group=None, reduct
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
+    for operand, name in ((x, "x"), (weight, "weight"), (labels, "labels")):
+        if _is_spread(operand):
+            raise TypeError(f"{name} is a DTensor; give what this process has of it, with to_local()")
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
     if weight.shape[0] == 0:

@@ -55,7 +55,7 @@ def test_five_steps_are_one_process_steps(both, model_options, rows):
 
 def of_frozen_and_checkpointed():
     ids = batch()[0]
-    patched, plain = parallel_models(pad_token_id=int(ids[0, 3]))  # a padding id that occurs: without a gradient
+    patched, plain = parallel_models(num_hidden_layers=2, pad_token_id=int(ids[0, 3]))  # a padding id that occurs: without a gradient
     for model in (patched, plain):
         model.model.layers[1].requires_grad_(False)
         model.model.layers[1].self_attn.q_proj.weight.requires_grad_()
@@ -235,10 +235,11 @@ def test_the_parts_of_a_boundary_are_operators_as_the_others():
     operands, position, _, turns = boundary_operands(torch.float32, torch.float32)
     a, h, wo, gamma_mlp, *mlp, gamma_attention, wq, wk, wv = (x.requires_grad_() for x in operands)
     inv_rms = torch.rand(37)
-    opcheck(coda.linear, (a, wo))
-    opcheck(coda.add_inv_rms, (torch.randn_like(h), h, EPS))
+    quick = ("test_schema", "test_autograd_registration", "test_faketensor")
+    opcheck(coda.linear, (a, wo), test_utils=quick)
+    opcheck(coda.add_inv_rms, (torch.randn_like(h), h, EPS), test_utils=quick)
     opcheck(coda.stream_mlp, (h, inv_rms, gamma_mlp, *mlp, True))
-    opcheck(coda.stream_qkv, (h, inv_rms, gamma_attention, wq, wk, wv, position, turns, HEAD))
+    opcheck(coda.stream_qkv, (h, inv_rms, gamma_attention, wq, wk, wv, position, turns, HEAD), test_utils=quick)
     # Nothing is made for what is frozen.
     frozen = [h, gamma_mlp.detach(), mlp[0], *(w.detach() for w in mlp[1:])]
     out, _ = coda.stream_mlp(frozen[0], inv_rms, *frozen[1:], True)
