@@ -18,9 +18,9 @@ def shard(model, mesh, **options):
     head. What is gathered ahead of its use, and freed after it, is therefore what one operator needs. An embedding
     that is the head, too, stays with it.
 
-    mesh: a DeviceMesh of one dimension, or of two (replicate, shard). options: fully_shard's (mp_policy,
-    reshard_after_forward, offload_policy, ...). What replaces a layer's parts (adapters) comes before, and so does
-    patch(). state_dict() keeps Hugging Face's names; its values are DTensors.
+    mesh: a DeviceMesh of one dimension, or of two (replicate, shard); after parallelize(model, mesh["tp"]), mesh["dp"].
+    options: fully_shard's (mp_policy, reshard_after_forward, offload_policy, ...). What replaces a layer's parts
+    (adapters) comes before, and so does patch(). state_dict() keeps Hugging Face's names; its values are DTensors.
 
     Raises ValueError for a model that is not patched or is sharded already, and NotImplementedError for one with a
     layer that runs as a whole (a hook on it): its weights are in two units.
