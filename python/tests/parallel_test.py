@@ -46,7 +46,7 @@ def of_steps(model_options, rows):
 
 @pytest.mark.parametrize(
     "model_options, rows",
-    [({}, 12), ({}, 11), ({"tie_word_embeddings": True, "num_key_value_heads": 4, "num_hidden_layers": 1}, 12)],
+    [({}, 12), ({"tie_word_embeddings": True, "num_key_value_heads": 4, "num_hidden_layers": 1}, 11)],
     ids=str,
 )
 def test_five_steps_are_one_process_steps(both, model_options, rows):
@@ -238,7 +238,11 @@ def test_the_parts_of_a_boundary_are_operators_as_the_others():
     quick = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(coda.linear, (a, wo), test_utils=quick)
     opcheck(coda.add_inv_rms, (torch.randn_like(h), h, EPS), test_utils=quick)
-    opcheck(coda.stream_mlp, (h, inv_rms, gamma_mlp, *mlp, True))
+    of_mlp = (h, inv_rms, gamma_mlp, *mlp)
+    opcheck(coda.stream_mlp, (*of_mlp, True))
+    out, gate_up = (x.detach() for x in coda.stream_mlp(*of_mlp, True))
+    h_only, inv_rms_only, *weights = (x.detach() for x in of_mlp)
+    opcheck(coda.stream_mlp_backward, (out, h_only, inv_rms_only, gate_up, *weights, 0b1011), test_utils=quick)
     opcheck(coda.stream_qkv, (h, inv_rms, gamma_attention, wq, wk, wv, position, turns, HEAD), test_utils=quick)
     # Nothing is made for what is frozen.
     frozen = [h, gamma_mlp.detach(), mlp[0], *(w.detach() for w in mlp[1:])]

