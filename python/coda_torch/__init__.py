@@ -22,6 +22,7 @@ from .functional import (
     rotary_turns,
 )
 from .huggingface import patch, unpatch
+from .parallel import parallelize
 
 __all__ = [
     "accumulate_weight_gradient_",
@@ -33,6 +34,7 @@ __all__ = [
     "linear_swiglu",
     "norm_linear_rope",
     "norm_linear_swiglu",
+    "parallelize",
     "patch",
     "rotary_turns",
     "shard",

@@ -6,7 +6,7 @@ DistributedDataParallel needs nothing of this: it takes a patched model as it ta
 import torch
 import torch.distributed as dist
 
-from .functional import _activations, _labels, _parameter, _refuse
+from .functional import _activations, _is_spread, _labels, _parameter, _refuse
 from .huggingface import state_of
 from .operators import coda
 
@@ -18,9 +18,9 @@ def shard(model, mesh, **options):
     head. What is gathered ahead of its use, and freed after it, is therefore what one operator needs. An embedding
     that is the head, too, stays with it.
 
-    mesh: a DeviceMesh of one dimension, or of two (replicate, shard). options: fully_shard's (mp_policy,
-    reshard_after_forward, offload_policy, ...). What replaces a layer's parts (adapters) comes before, and so does
-    patch(). state_dict() keeps Hugging Face's names; its values are DTensors.
+    mesh: a DeviceMesh of one dimension, or of two (replicate, shard); after parallelize(model, mesh["tp"]), mesh["dp"].
+    options: fully_shard's (mp_policy, reshard_after_forward, offload_policy, ...). What replaces a layer's parts
+    (adapters) comes before, and so does patch(). state_dict() keeps Hugging Face's names; its values are DTensors.
 
     Raises ValueError for a model that is not patched or is sharded already, and NotImplementedError for one with a
     layer that runs as a whole (a hook on it): its weights are in two units.
@@ -58,6 +58,9 @@ def vocab_parallel_cross_entropy(x, weight, labels, first, *, group=None, reduct
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
+    for operand, name in ((x, "x"), (weight, "weight"), (labels, "labels")):
+        if _is_spread(operand):
+            raise TypeError(f"{name} is a DTensor; give what this process has of it, with to_local()")
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
     if weight.shape[0] == 0:

@@ -26,12 +26,20 @@ def _refuse(operand, got, needs, error=ValueError):
     raise error(f"{operand} is {got}; it needs {needs}")
 
 
-def _check_tensor(x, name):
+def _is_spread(x):
+    return type(x).__name__ == "DTensor"
+
+
+def _check_tensor(x, name, like=None):
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; it needs to be a tensor")
+    if _is_spread(x):
+        from . import sharding  # noqa: F401  has the operators' rules
     # A DTensor's local part is not the tensor that is meant.
-    if type(x).__name__ == "DTensor":
-        raise TypeError(f"{name} is a DTensor; coda's operators need the whole of it: gather it first, with full_tensor()")
+    if like is not None and _is_spread(x) != _is_spread(like):
+        if _is_spread(x):
+            raise TypeError(f"{name} is a DTensor beside plain tensors; gather it first, with full_tensor()")
+        raise TypeError(f"{name} is a plain tensor beside DTensors; distribute it, or gather them first, with full_tensor()")
 
 
 def _activations(x, name, width=None):
@@ -48,12 +56,15 @@ def _activations(x, name, width=None):
         _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
     if width is not None and x.shape[-1] != width:
         _refuse(name, _shape(x), f"a last dimension of {width}")
+    if _is_spread(x) and any(0 < getattr(placement, "dim", 0) < x.dim() - 1 for placement in x.placements):
+        _refuse(name, f"of {x.placements}", "its rows to be sharded in the first dimension, or gathered", NotImplementedError)
     lead = x.shape[:-1]
     return (x if x.dim() == 2 else x.reshape(lead.numel(), x.shape[-1])).contiguous(), lead
 
 
 def _beside(x, name, width, like, like_name):
     """x as a matrix of the tokens and of the type of `like`."""
+    _check_tensor(x, name, like)
     x, _ = _activations(x, name, width)
     if x.device != like.device:
         _refuse(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
@@ -69,7 +80,7 @@ def _lead(x, lead):
 
 def _parameter(x, name, like, shape):
     """x, a parameter of this shape; None in it: any size."""
-    _check_tensor(x, name)
+    _check_tensor(x, name, like)
     if x.device != like.device:
         _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
     if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
@@ -116,12 +127,12 @@ def _qkv(wq, wk, wv, x, head_dim):
 
 
 def _rotary(position, turns, x, width):
-    _check_tensor(position, "position")
+    _check_tensor(position, "position", x)
     if position.is_floating_point():
         _refuse("position", f"of {position.dtype}", "integers", TypeError)
     if position.numel() != x.shape[0]:
         _refuse("position", f"of {position.numel()} tokens", f"{x.shape[0]}, one for each token")
-    _check_tensor(turns, "turns")
+    _check_tensor(turns, "turns", x)
     if tuple(turns.shape) != (2, width // 2):
         _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
     if turns.dtype != torch.float32:
@@ -234,6 +245,9 @@ def accumulate_weight_gradient_(main_grad, d_out, x):
     """
     x, _ = _activations(x, "x")
     d_out, _ = _activations(d_out, "d_out")
+    for operand, name in ((x, "x"), (d_out, "d_out"), (main_grad, "main_grad")):
+        if _is_spread(operand):
+            raise TypeError(f"{name} is a DTensor; give what this process has of it, with to_local()")
     if d_out.shape[0] != x.shape[0]:
         _refuse("d_out", f"of {d_out.shape[0]} tokens", f"{x.shape[0]}, as x has")
     if d_out.dtype != x.dtype:
@@ -248,8 +262,8 @@ def accumulate_weight_gradient_(main_grad, d_out, x):
     return main_grad
 
 
-def _labels(labels, ignore_index, lead):
-    _check_tensor(labels, "labels")
+def _labels(labels, ignore_index, lead, like=None):
+    _check_tensor(labels, "labels", like)
     if labels.is_floating_point():
         _refuse("labels", f"of {labels.dtype}", "integers", TypeError)
     if not _INT32.min <= ignore_index <= _INT32.max:
@@ -279,9 +293,9 @@ def linear_cross_entropy(
         raise ValueError(f"reduction is {reduction!r}; it needs to be 'none', 'sum' or 'mean'")
     x, lead = _activations(x, "x")
     weight = _parameter(weight, "weight", x, (None, x.shape[1]))
-    label = _labels(labels, ignore_index, lead)
+    label = _labels(labels, ignore_index, lead, x)
     if token_weight is not None:
-        _check_tensor(token_weight, "token_weight")
+        _check_tensor(token_weight, "token_weight", x)
         if token_weight.shape != lead:
             _refuse("token_weight", _shape(token_weight), f"the shape of labels, {tuple(lead)}")
         token_weight = token_weight.detach().reshape(-1).float().contiguous()

@@ -195,8 +195,9 @@ class Boundaries(nn.ModuleList):
         return {} if destination is None else destination
 
 
-def _forget_missing(model, keys, prefix):
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith(prefix)]
+def _forget_missing(inner, keys):
+    # Whatever the model is wrapped in has its prefix in front.
+    keys.missing_keys[:] = [key for key in keys.missing_keys if "coda_boundaries." not in key]
 
 
 def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, inputs_embeds=None,
@@ -249,7 +250,7 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
 
 
 def _run_layers(model, state, h, places, mask, cache, position_ids, checkpointing, kwargs):
-    if state.sharded:
+    if state.sharded or state.parallel:
         state.refuse_whole()
     layers = list(model.layers[: model.config.num_hidden_layers])
     boundaries, attentions = model.coda_boundaries, state.attentions
@@ -308,7 +309,7 @@ def _lm_forward(self, input_ids=None, attention_mask=None, position_ids=None, ca
         items = items.to(hidden.device) if isinstance(items, torch.Tensor) else items
         share = torch.ones(shifted.shape, device=hidden.device) / items
         options |= {"reduction": "sum", "token_weight": share}
-    loss = functional.linear_cross_entropy(hidden, self.lm_head.weight, shifted, **options)
+    loss = state.loss(hidden, self.lm_head.weight, shifted, **options)
     return CausalLMOutputWithPast(loss=loss, logits=None)
 
 
@@ -325,6 +326,8 @@ class _State:
         takes = inspect.signature(type(inner.layers[0]).forward).parameters
         self.cache_name = "cache" if "cache" in takes else "past_key_values"
         self.sharded = False
+        self.parallel = None  # the processes that parallelize() has given parts of every layer
+        self.loss = functional.linear_cross_entropy
         self._turns = {}
         self._halves = {}
         self._told = set()
@@ -333,8 +336,11 @@ class _State:
         if device not in self._turns:
             inner = self.inner[0]
             config = inner.config
+            processes = self.parallel.size if self.parallel else 1
             self._turns[device] = functional.rotary_turns(
-                _inv_freq(inner.rotary_emb).to(device), config.num_attention_heads, config.num_key_value_heads
+                _inv_freq(inner.rotary_emb).to(device),
+                config.num_attention_heads // processes,
+                config.num_key_value_heads // processes,
             )
         return self._turns[device]
 
@@ -351,11 +357,12 @@ class _State:
         return None
 
     def refuse_whole(self):
-        """For a sharded model, where a layer's weights are in two units."""
+        """For a sharded model, where a layer's weights are in two units, and for a parallel one, where they are in parts."""
         for i in range(len(self.inner[0].layers)):
             reason = self.why_whole(i)
             if reason is not None:
-                raise NotImplementedError(f"layer {i} {reason}; coda_torch cannot run it as a whole in a sharded model")
+                kind = "parallel" if self.parallel else "sharded"
+                raise NotImplementedError(f"layer {i} {reason}; coda_torch cannot run it as a whole in a {kind} model")
 
     def tell_whole(self, i, reason):
         if i not in self._told:
@@ -374,12 +381,13 @@ class _State:
         layers = self.inner[0].layers
         return self._halves.setdefault(("tail", i), Boundary(layers[i], None, i + 1, self.family))
 
-    @staticmethod
-    def why_plain_loss(model):
+    def why_plain_loss(self, model):
         from transformers.loss.loss_utils import ForCausalLMLoss
 
         if getattr(model.loss_function, "__func__", model.loss_function) is not ForCausalLMLoss:
             return "the model has a loss of its own"
+        if self.parallel:
+            return "lm_head has a hook" if _hooked(model.lm_head) else None
         return _why_not_plain("lm_head", model.lm_head, nn.Linear)
 
 
@@ -470,11 +478,7 @@ def patch(model):
     )
     setattr(inner, _STATE, state)
     inner.coda_boundaries = boundaries
-    prefix = "model.coda_boundaries."
-    state.hooks = [
-        model.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix=prefix)),
-        inner.register_load_state_dict_post_hook(functools.partial(_forget_missing, prefix="coda_boundaries.")),
-    ]
+    state.hook = inner.register_load_state_dict_post_hook(_forget_missing)
     state.had_forward = [vars(m).get("forward") for m in (model, inner)]
     inner.forward = _stands_for(_model_forward, inner)
     model.forward = _stands_for(_lm_forward, model)
@@ -494,14 +498,15 @@ def _stands_for(function, module):
 
 
 def unpatch(model):
-    """Undoes patch(), in place, and returns the model. ValueError if it is not patched, or sharded since."""
+    """Undoes patch(), in place, and returns the model. ValueError if it is not patched, or sharded or parallelized since."""
     state = state_of(model)
     if state is None:
         raise ValueError("the model is not patched")
     if state.sharded:
         raise ValueError("the model is sharded; its units are the boundaries that unpatch would take away")
-    for hook in state.hooks:
-        hook.remove()
+    if state.parallel:
+        raise ValueError("the model is parallel; its layers run in parts that only its boundaries put together")
+    state.hook.remove()
     for module, before in zip((model, model.model), state.had_forward):
         if before is None:
             del module.forward

@@ -223,6 +223,93 @@ register_autograd("coda::linear_residual", _residual_backward, setup_context=_re
 _no_second_derivative("linear_residual_backward")
 
 
+# A boundary in parts, between what tensor-parallel processes exchange (parallel.py).
+
+
+@register_fake("coda::linear")
+def _(x, weight):
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _linear_setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _linear_backward(ctx, d_out):
+    needed = ctx.needs_input_grad[1:2]
+    d_x, *d_weight = coda.linear_residual_backward(d_out.contiguous(), *ctx.saved_tensors, _mask(needed))
+    return (d_x, *_given(d_weight, needed))
+
+
+register_autograd("coda::linear", _linear_backward, setup_context=_linear_setup)
+
+
+@register_fake("coda::add_inv_rms")
+def _(x, residual, eps):
+    return torch.empty_like(residual), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _add_setup(ctx, inputs, output):
+    # The operators that take inv_rms have the norm's derivative in that of the stream.
+    ctx.mark_non_differentiable(output[1])
+
+
+def _add_backward(ctx, d_h, _):
+    return d_h, d_h, None
+
+
+register_autograd("coda::add_inv_rms", _add_backward, setup_context=_add_setup)
+
+
+@register_fake("coda::stream_qkv")
+def _(h, inv_rms, gamma, wq, wk, wv, position, turns, head_dim):
+    return h.new_empty(h.shape[0], wq.shape[0] + wk.shape[0] + wv.shape[0])
+
+
+def _stream_qkv_setup(ctx, inputs, output):
+    h, inv_rms, *weights = inputs[:6]
+    position, turns, ctx.head_dim = inputs[6:]
+    ctx.save_for_backward(h, output, inv_rms, *weights, position, turns)
+
+
+def _stream_qkv_backward(ctx, d_qkv):
+    needed = ctx.needs_input_grad[2:6]
+    d_h, *d_weights = coda.norm_linear_rope_backward(
+        d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
+    )
+    return (d_h, None, *_given(d_weights, needed), None, None, None)
+
+
+register_autograd("coda::stream_qkv", _stream_qkv_backward, setup_context=_stream_qkv_setup)
+
+
+@register_fake("coda::stream_mlp")
+def _(h, inv_rms, gamma, w_gate, w_up, w_down, keep):
+    tokens = h.shape[0]
+    return h.new_empty(tokens, w_down.shape[0]), h.new_empty(tokens if keep else 0, 2 * w_gate.shape[0])
+
+
+@register_fake("coda::stream_mlp_backward")
+def _(d_out, h, inv_rms, gate_up, gamma, w_gate, w_up, w_down, mask):
+    return (torch.empty_like(h), *_masked((gamma, w_gate, w_up, w_down), mask))
+
+
+def _stream_mlp_setup(ctx, inputs, output):
+    h, inv_rms, *weights = inputs[:6]
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(h, inv_rms, output[1], *weights)
+
+
+def _stream_mlp_backward(ctx, d_out, _):
+    needed = ctx.needs_input_grad[2:6]
+    d_h, *d_weights = coda.stream_mlp_backward(d_out.contiguous(), *ctx.saved_tensors, _mask(needed))
+    return (d_h, None, *_given(d_weights, needed), None)
+
+
+register_autograd("coda::stream_mlp", _stream_mlp_backward, setup_context=_stream_mlp_setup)
+_no_second_derivative("stream_mlp_backward")
+
+
 # A gradient that several micro-batches add to: what it writes is in its schema, and it has no derivative.
 
 

@@ -217,4 +217,80 @@ Tensors5 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor in
   });
 }
 
+// The same in parts, for processes that have rows of the stream and parts of the weights (coda_torch/parallel.py). What is
+// exchanged between them lies between two of these operators. The derivative of a norm is linear in the products behind it: each process
+// makes its part with the s of its own outputs, and the parts are added where they are scattered.
+
+Tensors2 add_inv_rms(Tensor x, Tensor residual, double eps) {
+  return on_engine(x, [&]<class Engine, class E>(Engine& engine) {
+    const int64_t m = x.size(0), d = x.size(1);
+    Tensor h = empty<E>(x, {m, d}), r = empty<float>(x, {m});
+    const Tensor partial = empty<float>(x, {coda::detail::row_slot_count(d), m});
+    map(engine, matrix<const E>(x, "x"),
+        Residual<Tensors<E>>{.residual = matrix<const E>(residual, "residual"),
+                             .h = matrix<E>(h, "h"),
+                             .sum_sq = matrix<float>(partial, "partial")});
+    inv_rms(engine, matrix<const float>(partial, "partial"), d, eps, vector<float>(r, "inv_rms"));
+    return Tensors2{h, r};
+  });
+}
+
+Tensor stream_qkv(Tensor h, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position,
+                  Tensor turns, int64_t head_dim) {
+  return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    return qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns);
+  });
+}
+
+Tensors2 stream_mlp(Tensor h, Tensor inv_rms, Tensor gamma, Tensor w_gate, Tensor w_up, Tensor w_down, bool keep) {
+  return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    const int64_t m = h.size(0), f = w_gate.size(0);
+    Tensor out = empty<E>(h, {m, w_down.size(0)}), gate_up = empty<E>(h, {keep ? m : 0, 2 * f});
+    const Tensor pair = packed<E>(engine, gate_up_weight(w_gate, w_up, gamma)),
+                 down = packed<E>(engine, down_weight(w_down)), y = empty<E>(h, {m, f});
+    const auto run = [&](auto program) {
+      gemm(engine, matrix<const E>(h, "h"), matrix<const E>(pair, "gate_up"), program);
+    };
+    const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
+    if (keep)
+      run(RmsNormSwiGlu<Tensors<E>>{.inv_rms = r, .gate_up = matrix<E>(gate_up, "gate_up"), .y = matrix<E>(y, "y")});
+    else
+      run(RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = r, .y = matrix<E>(y, "y")});
+    gemm(engine, matrix<const E>(y, "y"), matrix<const E>(down, "down_proj.weight"),
+         Store<Tensors<E>>{.out = matrix<E>(out, "out")});
+    return Tensors2{out, gate_up};
+  });
+}
+
+Tensors5 stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate_up, Tensor gamma, Tensor w_gate,
+                             Tensor w_up, Tensor w_down, int64_t mask) {
+  return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    const int64_t m = h.size(0), d = h.size(1), f = w_gate.size(0);
+    const Weight of_gate_up = gate_up_weight(w_gate, w_up, gamma), of_down = down_weight(w_down);
+    const Scratch<E> scratch(h, m, f, f, true);
+    const LayerScratch<E>& views = scratch.views;
+    const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
+    Tensor d_h = empty<E>(h, {m, d});
+    {
+      const Tensor pair = packed<E>(engine, of_gate_up), down = packed<E>(engine, of_down);
+      gemm(engine, matrix<const E>(d_out, "d_out"), transpose(matrix<const E>(down, "down_proj.weight")),
+           SwiGluBackward<Tensors<E>>{.inv_rms = r,
+                                      .gate_up = matrix<const E>(gate_up, "gate_up"),
+                                      .d_gate_up = views.d_gate_up,
+                                      .y = views.y,
+                                      .dot_z = views.partial});
+      mean_dot(engine, views.partial, d, views.mean_dot);
+      gemm(engine, matrix<const E>(scratch.d_gate_up, "d_gate_up"), transpose(matrix<const E>(pair, "gate_up")),
+           RmsNormBackward<Tensors<E>, StreamEnds>{
+               .inv_rms = r, .mean_dot = views.mean_dot, .h = matrix<const E>(h, "h"), .d_h = matrix<E>(d_h, "d_h")});
+    }
+    const WeightGradients down = weight_gradients<E>(engine, of_down, matrix<const E>(d_out, "d_out"),
+                                                     matrix<const E>(scratch.y, "y"), {needs(mask, 3)});
+    const WeightGradients pair =
+        weight_gradients<E>(engine, of_gate_up, matrix<const E>(scratch.d_gate_up, "d_gate_up"),
+                            matrix<const E>(h, "h"), {needs(mask, 1), needs(mask, 2), needs(mask, 0)});
+    return Tensors5{d_h, pair.gamma, pair.parts[0], pair.parts[1], down.parts[0]};
+  });
+}
+
 }  // namespace coda::torch_ops

@@ -38,6 +38,18 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "Tensor w_up, int glu, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up)");
   m.def("linear_residual(Tensor x, Tensor weight, Tensor residual) -> Tensor");
   m.def("linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int mask) -> (Tensor d_x, Tensor d_weight)");
+  m.def("linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("add_inv_rms(Tensor x, Tensor residual, float eps) -> (Tensor h, Tensor inv_rms)");
+  m.def(
+      "stream_qkv(Tensor h, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor "
+      "turns, int head_dim) -> Tensor");
+  m.def(
+      "stream_mlp(Tensor h, Tensor inv_rms, Tensor gamma, Tensor w_gate, Tensor w_up, Tensor w_down, bool keep) -> "
+      "(Tensor out, Tensor gate_up)");
+  m.def(
+      "stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate_up, Tensor gamma, Tensor w_gate, Tensor "
+      "w_up, Tensor w_down, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up, Tensor "
+      "d_w_down)");
   m.def("accumulate_weight_gradient_(Tensor(a!) main_grad, Tensor d_out, Tensor x) -> ()");
   m.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor label, Tensor? token_weight, int reduction, float? "
@@ -64,6 +76,11 @@ STABLE_TORCH_LIBRARY_IMPL(coda, CompositeExplicitAutograd, m) {
   m.impl("norm_linear_glu_backward", TORCH_BOX(&norm_linear_glu_backward));
   m.impl("linear_residual", TORCH_BOX(&linear_residual));
   m.impl("linear_residual_backward", TORCH_BOX(&linear_residual_backward));
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("add_inv_rms", TORCH_BOX(&add_inv_rms));
+  m.impl("stream_qkv", TORCH_BOX(&stream_qkv));
+  m.impl("stream_mlp", TORCH_BOX(&stream_mlp));
+  m.impl("stream_mlp_backward", TORCH_BOX(&stream_mlp_backward));
   m.impl("accumulate_weight_gradient_", TORCH_BOX(&accumulate_weight_gradient_));
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));

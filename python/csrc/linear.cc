@@ -95,6 +95,16 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
   });
 }
 
+Tensor linear(Tensor x, Tensor weight) {
+  return on_engine(x, [&]<class Engine, class E>(Engine& engine) {
+    Tensor out = empty<E>(x, {x.size(0), weight.size(0)});
+    const Tensor w = packed<E>(engine, Weight{{{"weight", weight, {}}}, std::nullopt});
+    gemm(engine, matrix<const E>(x, "x"), matrix<const E>(w, "weight"),
+         Store<Tensors<E>>{.out = matrix<E>(out, "out")});
+    return out;
+  });
+}
+
 Tensor linear_residual(Tensor x, Tensor weight, Tensor residual) {
   return on_engine(x, [&]<class Engine, class E>(Engine& engine) {
     const int64_t m = x.size(0), n = weight.size(0);

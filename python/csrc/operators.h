@@ -40,6 +40,19 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
 Tensor linear_residual(Tensor x, Tensor weight, Tensor residual);
 Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t mask);
 
+/// x weightᵀ; its derivative is linear_residual's.
+Tensor linear(Tensor x, Tensor weight);
+
+/// h = x + residual, and r of its rows.
+Tensors2 add_inv_rms(Tensor x, Tensor residual, double eps);
+/// norm_linear_rope where r is known; its derivative is norm_linear_rope's.
+Tensor stream_qkv(Tensor h, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position,
+                  Tensor turns, int64_t head_dim);
+/// swiglu(norm(h)) w_downᵀ where r is known.
+Tensors2 stream_mlp(Tensor h, Tensor inv_rms, Tensor gamma, Tensor w_gate, Tensor w_up, Tensor w_down, bool keep);
+Tensors5 stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate_up, Tensor gamma, Tensor w_gate,
+                             Tensor w_up, Tensor w_down, int64_t mask);
+
 /// main_grad += d_outᵀ x.
 void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x);
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from processes import both  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)
