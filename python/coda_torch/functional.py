@@ -115,6 +115,20 @@ def _qkv(wq, wk, wv, x, head_dim):
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
 
 
+def _biases(bq, bk, bv, wq, wk, x):
+    """All of them, or None three times."""
+    given = {"bq": bq, "bk": bk, "bv": bv}
+    if bq is bk is bv is None:
+        return (None, None, None)
+    for name, bias in given.items():
+        if bias is None:
+            there = next(n for n, b in given.items() if b is not None)
+            raise TypeError(f"{name} is None beside {there}; it needs to be a tensor: q, k and v have biases, or none has")
+    return tuple(
+        _parameter(bias, name, x, w.shape[:1]) for (name, bias), w in zip(given.items(), (wq, wk, wk))
+    )
+
+
 def _rotary(position, turns, x, width):
     _check_tensor(position, "position")
     if position.is_floating_point():
@@ -148,23 +162,26 @@ def _split_heads(qkv, lead, wq, wk, wv):
     return _lead(q, lead), _lead(k, lead), _lead(v, lead)
 
 
-def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
+def block(
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6, bq=None,
+    bk=None, bv=None,
+):  # fmt: skip
     """From one layer's attention to the next one's: (h_next, q, k, v).
 
         h_mid  = h + a woᵀ
         h_next = h_mid + swiglu(norm(h_mid; gamma_mlp), w_gate, w_up) w_downᵀ
-        q, k, v = norm(h_next; gamma_attention) by wq, wk, wv; q and k turned by their positions
+        q, k, v = norm(h_next; gamma_attention) by wq, wk, wv, plus bq, bk, bv; q and k turned by their positions
 
     a [..., heads · head_dim]: attention's output; h [..., d]: the residual stream; position [...]: integers; turns: rotary_turns.
-    q and k come in packed order: within a head, dimensions i and i + head_dim / 2 stand in blocks of 8. Their dot products are
-    what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
-    16, F of 8.
+    bq, bk, bv: one for each row of wq, wk, wv; all of them or none. q and k come in packed order: within a head, dimensions i and
+    i + head_dim / 2 stand in blocks of 8. Their dot products are what they would be otherwise. For the backward pass h_mid, h_next,
+    q, k, v, gate and up are kept. head_dim is a multiple of 16, F of 8.
     """
     a, h, lead, of_mlp = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
     gamma_attention = _parameter(gamma_attention, "gamma_attention", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
-    weights = (*of_mlp, gamma_attention, wq, wk, wv)
+    weights = (*of_mlp, gamma_attention, wq, wk, wv, *_biases(bq, bk, bv, wq, wk, h))
     h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
     return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
@@ -175,16 +192,17 @@ def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
     return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
 
 
-def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
-    """q, k and v of norm(h; gamma), q and k turned by their positions and in packed order, as block's.
+def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6, bq=None, bk=None, bv=None):
+    """q, k and v of norm(h; gamma), plus their biases; q and k turned by their positions and in packed order. As block's.
 
     One product and a pass over h for its norm; the backward pass has one elementwise pass, over the gradients of q, k and v.
     """
     h, lead = _activations(h, "h")
     gamma = _parameter(gamma, "gamma", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
+    biases = _biases(bq, bk, bv, wq, wk, h)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
-    qkv, _ = coda.norm_linear_rope(h, gamma, wq, wk, wv, position, turns, head_dim, eps)
+    qkv, _ = coda.norm_linear_rope(h, gamma, wq, wk, wv, *biases, position, turns, head_dim, eps)
     return _split_heads(qkv, lead, wq, wk, wv)
 
 

@@ -29,7 +29,7 @@ def _hooked(module):
     )  # fmt: skip
 
 
-def _why_not_plain(name, module, kind):
+def _why_not_plain(name, module, kind, biased=False):
     """Why a submodule's formula is not what its class says; None if it is. A parametrized module has a class of its own."""
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}"
@@ -37,8 +37,8 @@ def _why_not_plain(name, module, kind):
         return f"{name} has a forward of its own"
     if _hooked(module):
         return f"{name} has a hook"
-    if module._parameters.get("bias") is not None:
-        return f"{name} has a bias"
+    if (module._parameters.get("bias") is not None) != biased:
+        return f"{name} has {'no' if biased else 'a'} bias"
     if module._parameters.get("weight") is None:
         return f"{name} has a weight that is no parameter of it"
     return None
@@ -60,8 +60,8 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, attention.layer_idx)
         run = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, self.family.eager)
-        if self.family.slides:
-            kwargs = {**kwargs, "sliding_window": attention.config.sliding_window}
+        if self.family.window is not None:
+            kwargs = {**kwargs, "sliding_window": self.family.window(attention)}
         dropout = attention.attention_dropout if attention.training else 0.0
         out, _ = run(attention, q, k, v, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
         return out.reshape(*out.shape[:2], -1)
@@ -75,20 +75,22 @@ class _Family:
     mlp: type
     rotate: typing.Callable
     eager: typing.Callable  # attention without a kernel
-    slides: bool  # whether its attention knows config.sliding_window
+    window: typing.Callable | None = None  # of sliding attention: what its attention says of it
+    slides: bool = False  # whether every layer has config.sliding_window
+    biased: bool = False  # whether q, k and v have biases
 
 
-# Parts: (name, module, class), in the order of the operator's weights. By _modules, in every step: a module's own lookup of a
-# name takes several times as long.
+# Parts: (name, module, class, whether it has a bias), in the order of the operator's weights. By _modules, in every step: a
+# module's own lookup of a name takes several times as long.
 
 
 def _mlp_parts(layer, family):
     modules = layer._modules
     mlp = modules["mlp"]._modules
     return [
-        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear),
-        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm),
-        *[(name, mlp[name], nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")],
+        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear, False),
+        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm, False),
+        *[(name, mlp[name], nn.Linear, False) for name in ("gate_proj", "up_proj", "down_proj")],
     ]
 
 
@@ -96,8 +98,8 @@ def _qkv_parts(layer, family):
     modules = layer._modules
     attention = modules["self_attn"]._modules
     return [
-        ("input_layernorm", modules["input_layernorm"], family.norm),
-        *[(name, attention[name], nn.Linear) for name in ("q_proj", "k_proj", "v_proj")],
+        ("input_layernorm", modules["input_layernorm"], family.norm, False),
+        *[(name, attention[name], nn.Linear, family.biased) for name in ("q_proj", "k_proj", "v_proj")],
     ]
 
 
@@ -110,9 +112,9 @@ class Boundary(nn.Module):
         # Its children are what the layers had when they were patched; what runs is what they have now.
         self.layer_modules, self.following_modules = nn.ModuleDict(), nn.ModuleDict()
         if layer is not None:
-            self.layer_modules.update({name: module for name, module, _ in _mlp_parts(layer, family)})
+            self.layer_modules.update({name: module for name, module, *_ in _mlp_parts(layer, family)})
         if following is not None:
-            self.following_modules.update({name: module for name, module, _ in _qkv_parts(following, family)})
+            self.following_modules.update({name: module for name, module, *_ in _qkv_parts(following, family)})
         self.head_dim = (layer or following).self_attn.head_dim
         self._layers = (layer, following)  # in a tuple: a module would be registered where it is kept
         self._index = index
@@ -149,17 +151,17 @@ class Boundary(nn.Module):
 
     def _fused(self, parts, h, places, a):
         layer, following = self._layers
-        weights = [module._parameters["weight"] for _, module, _ in parts]
-        if layer is None:
-            eps = parts[0][1].variance_epsilon
-            q, k, v = functional.norm_linear_rope(
-                h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps
-            )
-            return h, q, k, v
-        eps = parts[1][1].variance_epsilon
+        weights = [module._parameters["weight"] for _, module, *_ in parts]
         if following is None:
-            return (functional.block_tail(a, h, *weights, eps=eps),)
-        return functional.block(a, h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps)
+            return (functional.block_tail(a, h, *weights, eps=parts[1][1].variance_epsilon),)
+        options = {"head_dim": self.head_dim}
+        if self._family.biased:
+            options |= {name: module._parameters["bias"] for name, (_, module, *_) in zip(("bq", "bk", "bv"), parts[-3:])}
+        if layer is None:
+            options["eps"] = parts[0][1].variance_epsilon
+            return h, *functional.norm_linear_rope(h, *weights, places.position, places.turns, **options)
+        options["eps"] = parts[1][1].variance_epsilon
+        return functional.block(a, h, *weights, places.position, places.turns, **options)
 
     def _unfused(self, h, places, a):
         layer, following = self._layers
@@ -229,7 +231,9 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
         past = cache.get_seq_length() if cache is not None else 0
         position_ids = (torch.arange(h.shape[1], device=h.device) + past).unsqueeze(0)
     mask = None
-    if not causal:
+    if isinstance(attention_mask, dict):  # by the kind of layer, all of which are of one: as generate() has prepared it
+        mask = attention_mask["full_attention"]
+    elif not causal:
         slides = state.family.slides and self.config.sliding_window is not None
         mask = (create_sliding_window_causal_mask if slides else create_causal_mask)(
             config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
@@ -404,14 +408,19 @@ def _families():
     import importlib
 
     families = {}
-    for name in ("Llama", "Mistral"):
+    of_kinds = {
+        "Llama": {},
+        "Mistral": {"window": lambda attention: attention.config.sliding_window, "slides": True},
+        "Qwen2": {"window": lambda attention: attention.sliding_window, "biased": True},
+    }
+    for name, of_kind in of_kinds.items():
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
         families[getattr(module, f"{name}ForCausalLM")] = _Family(
             norm=getattr(module, f"{name}RMSNorm"),
             mlp=getattr(module, f"{name}MLP"),
             rotate=module.apply_rotary_pos_emb,
             eager=module.eager_attention_forward,
-            slides=name == "Mistral",
+            **of_kind,
         )
     return families
 
@@ -419,7 +428,6 @@ def _families():
 def _check(model, families):
     if type(model) not in families:
         missing = {
-            "Qwen2ForCausalLM": "biases of q, k and v",
             "Qwen3ForCausalLM": "norms of heads in the operators for PyTorch",
             "GemmaForCausalLM": "GEGLU and (1 + weight) norms in the block operator",
             "Gemma2ForCausalLM": "GEGLU, (1 + weight) norms, and norms behind attention and MLP",
@@ -441,6 +449,9 @@ def _check(model, families):
         ("the scaling of attention by its rotary embedding", model.model.rotary_emb.attention_scaling,
          model.model.rotary_emb.attention_scaling == 1, "1"),
     ]  # fmt: skip
+    others = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
+    if not families[type(model)].slides:
+        wants.append(("one of layer_types", others and others[0], not others, "'full_attention' in all of them"))
     rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
     wants.append(("rope_type", rope_type, rope_type in ("default", "linear", "llama3"), "'default', 'linear' or 'llama3'"))
     for name, got, ok, needs in wants:
@@ -449,7 +460,7 @@ def _check(model, families):
 
 
 def patch(model):
-    """Makes a LlamaForCausalLM or MistralForCausalLM run on coda's operators, in place, and returns it.
+    """Makes a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM run on coda's operators, in place, and returns it.
 
     What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
     requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What

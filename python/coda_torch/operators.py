@@ -26,9 +26,13 @@ def _zeros_if_none(gradient, like):
     return torch.zeros_like(like) if gradient is None else gradient.contiguous()
 
 
-def _masked(parameters, mask):
-    """What a backward operator returns for parameters: their shapes, or nothing where the mask has no bit."""
-    return tuple(torch.empty_like(p) if mask >> bit & 1 else p.new_empty(0) for bit, p in enumerate(parameters))
+def _masked(parameters, mask, absent=None):
+    """What a backward operator returns for parameters: their shapes, or nothing where the mask has no bit. For an optional one
+    that is None, nothing of the type of `absent`."""
+    return tuple(
+        torch.empty_like(p) if p is not None and mask >> bit & 1 else (absent if p is None else p).new_empty(0)
+        for bit, p in enumerate(parameters)
+    )
 
 
 def _differentiated_once(name):
@@ -49,7 +53,10 @@ def _no_second_derivative(name):
 
 
 @register_fake("coda::block")
-def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, head_dim, eps, keep):
+def _(
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim, eps,
+    keep,
+):  # fmt: skip
     tokens, width = h.shape
     r = h.new_empty(tokens, dtype=torch.float32)
     return (
@@ -65,15 +72,15 @@ def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, po
 @register_fake("coda::block_backward")
 def _(
     d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down,
-    gamma_attention, wq, wk, wv, position, turns, head_dim, mask,
+    gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim, mask,
 ):  # fmt: skip
-    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
-    return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask))
+    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv)
+    return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask, absent=wq))
 
 
 def _block_setup(ctx, inputs, output):
-    a, h, *weights = inputs[:11]
-    position, turns, ctx.head_dim = inputs[11:14]
+    a, h, *weights = inputs[:14]
+    position, turns, ctx.head_dim = inputs[14:17]
     h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up = output
     ctx.mark_non_differentiable(inv_rms_next, h_mid, inv_rms_mid, gate_up)
     ctx.save_for_backward(a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, *weights, position, turns)
@@ -81,7 +88,7 @@ def _block_setup(ctx, inputs, output):
 
 def _block_backward(ctx, d_h_next, d_qkv, *_):
     a, h_next, qkv, *saved = ctx.saved_tensors
-    needed = ctx.needs_input_grad[2:11]
+    needed = ctx.needs_input_grad[2:14]
     d_a, d_h, *d_weights = coda.block_backward(
         _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, ctx.head_dim, _mask(needed)
     )
@@ -129,7 +136,7 @@ _no_second_derivative("block_tail_backward")
 
 
 @register_fake("coda::norm_linear_rope")
-def _(h, gamma, wq, wk, wv, position, turns, head_dim, eps):
+def _(h, gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim, eps):
     tokens = h.shape[0]
     return (
         h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
@@ -138,20 +145,20 @@ def _(h, gamma, wq, wk, wv, position, turns, head_dim, eps):
 
 
 @register_fake("coda::norm_linear_rope_backward")
-def _(d_qkv, h, qkv, inv_rms, gamma, wq, wk, wv, position, turns, head_dim, mask):
-    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv), mask))
+def _(d_qkv, h, qkv, inv_rms, gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim, mask):
+    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv, bq, bk, bv), mask, absent=wq))
 
 
 def _rope_setup(ctx, inputs, output):
-    h, *weights = inputs[:5]
-    position, turns, ctx.head_dim = inputs[5:8]
+    h, *weights = inputs[:8]
+    position, turns, ctx.head_dim = inputs[8:11]
     qkv, inv_rms = output
     ctx.mark_non_differentiable(inv_rms)
     ctx.save_for_backward(h, qkv, inv_rms, *weights, position, turns)
 
 
 def _rope_backward(ctx, d_qkv, _):
-    needed = ctx.needs_input_grad[1:5]
+    needed = ctx.needs_input_grad[1:8]
     d_h, *d_weights = coda.norm_linear_rope_backward(
         d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
     )

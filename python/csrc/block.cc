@@ -1,8 +1,7 @@
 // The operators of a Llama's layer boundaries: everything between two attentions, forward and backward (src/llama/layer.h).
-#include "llama/layer_rows.h"
+#include "heads.h"
 #include "norm.h"
 #include "operators.h"
-#include "weight.h"
 
 namespace coda::torch_ops {
 
@@ -11,8 +10,6 @@ namespace {
 using llama::LayerScratch;
 using llama::LayerWeights;
 using llama::MlpTape;
-using llama::Places;
-using llama::Stream;
 using Order = PackedRows::Order;
 
 Weight o_weight(const Tensor& wo) {
@@ -25,20 +22,6 @@ Weight gate_up_weight(const Tensor& w_gate, const Tensor& w_up, const Tensor& ga
   return {{{"gate_proj.weight", w_gate, {.order = Order::gate}}, {"up_proj.weight", w_up, {.order = Order::up}}},
           gamma,
           "the norm's weight in front of gate_proj"};
-}
-Weight qkv_weight(const Tensor& wq, const Tensor& wk, const Tensor& wv, int64_t head_dim, const Tensor& gamma) {
-  const int64_t q = wq.size(0), k = wk.size(0);
-  return {{{"q_proj.weight", wq, {.order = Order::half_split, .first = 0, .head_dim = head_dim}},
-           {"k_proj.weight", wk, {.order = Order::half_split, .first = q, .head_dim = head_dim}},
-           {"v_proj.weight", wv, {.order = Order::plain, .first = q + k}}},
-          gamma,
-          "the norm's weight in front of q_proj"};
-}
-
-template <class Engine>
-Places<Engine> places(const Tensor& position, const Tensor& turns) {
-  const Matrix<const float> both = matrix<const float>(turns, "turns");
-  return {{}, vector<const int32_t>(position, "position"), {both.row(0), both.cols}, {both.row(1), both.cols}};
 }
 
 /// Memory that a half of a layer needs, for rows of `width` columns at most.
@@ -82,38 +65,6 @@ Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, cons
   return out;
 }
 
-template <class Engine, class E>
-Tensor qkv(Engine& engine, const Tensor& h, const Tensor& inv_rms, const Weight& weight, const Tensor& position,
-           const Tensor& turns) {
-  Tensor out = empty<E>(h, {h.size(0), weight.rows()});
-  const Tensor w = packed<E>(engine, weight);
-  llama::qkv_forward<Engine, E>(engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-                                {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")},
-                                matrix<E>(out, "qkv"));
-  return out;
-}
-
-/// B4, its product, and the gradients of its weights. d_residual: what else reaches h.
-template <class Engine, class E>
-std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d_qkv, const Tensor& h,
-                                                 const Tensor& qkv, const Tensor& inv_rms, const Weight& weight,
-                                                 const Tensor& position, const Tensor& turns,
-                                                 const std::optional<Tensor>& d_residual,
-                                                 const std::vector<bool>& needed) {
-  const int64_t m = h.size(0), d = h.size(1), width = weight.rows();
-  const Tensor w = packed<E>(engine, weight);
-  const Tensor d_products = empty<E>(h, {m, width});
-  Tensor d_h = empty<E>(h, {m, d});
-  const Scratch<E> scratch(h, m, width, 0, true);
-  llama::qkv_backward<Engine, E>(
-      engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-      {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")}, matrix<const E>(qkv, "qkv"), scratch.views,
-      matrix<const E>(d_qkv, "d_qkv"), matrix<E>(d_products, "d_qkv"),
-      d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
-  return {d_h,
-          weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needed)};
-}
-
 struct MlpGradients {
   Tensor d_a, d_h, d_wo, d_gamma, d_w_gate, d_w_up, d_w_down;
 };
@@ -155,28 +106,33 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
 }  // namespace
 
 Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
+               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+               std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position, Tensor turns, int64_t head_dim,
                double eps, bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
     const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
-    const Tensor next = qkv<Engine, E>(engine, half.h_next, half.inv_rms_next,
-                                       qkv_weight(wq, wk, wv, head_dim, gamma_attention), position, turns);
-    return Tensors6{half.h_next, next, half.inv_rms_next, half.h_mid, half.inv_rms_mid, half.gate_up};
+    const Tensor qkv = qkv_forward<Engine, E>(engine, next, half.h_next, half.inv_rms_next);
+    return Tensors6{half.h_next, qkv, half.inv_rms_next, half.h_mid, half.inv_rms_mid, half.gate_up};
   });
 }
 
-Tensors11 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
+Tensors14 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
                          Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate,
                          Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv,
-                         Tensor position, Tensor turns, int64_t head_dim, int64_t mask) {
+                         std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position,
+                         Tensor turns, int64_t head_dim, int64_t mask) {
   return on_engine(h_next, [&]<class Engine, class E>(Engine& engine) {
-    const auto [d_h, of_qkv] = qkv_gradients<Engine, E>(
-        engine, d_qkv, h_next, qkv, inv_rms_next, qkv_weight(wq, wk, wv, head_dim, gamma_attention), position, turns,
-        d_h_next, {needs(mask, 6), needs(mask, 7), needs(mask, 8), needs(mask, 5)});
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
+    const auto [d_h, d_weight, d_bias] =
+        qkv_backward<Engine, E>(engine, next, d_qkv, h_next, qkv, inv_rms_next, d_h_next,
+                                {needs(mask, 6), needs(mask, 7), needs(mask, 8), needs(mask, 5)},
+                                {needs(mask, 9), needs(mask, 10), needs(mask, 11)});
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
                                                        w_gate, w_up, w_down, mask);
-    return Tensors11{half.d_a,      half.d_h,     half.d_wo,       half.d_gamma,    half.d_w_gate,  half.d_w_up,
-                     half.d_w_down, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
+    return Tensors14{half.d_a,          half.d_h,      half.d_wo,      half.d_gamma,      half.d_w_gate,
+                     half.d_w_up,       half.d_w_down, d_weight.gamma, d_weight.parts[0], d_weight.parts[1],
+                     d_weight.parts[2], d_bias[0],     d_bias[1],      d_bias[2]};
   });
 }
 
@@ -197,23 +153,28 @@ Tensors7 block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv
   });
 }
 
-Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns,
+Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+                          std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position, Tensor turns,
                           int64_t head_dim, double eps) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
     const Tensor inv_rms = inv_rms_of<Engine, E>(engine, h, eps);
-    return Tensors2{qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns),
-                    inv_rms};
+    return Tensors2{qkv_forward<Engine, E>(engine, of, h, inv_rms), inv_rms};
   });
 }
 
-Tensors5 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq,
-                                   Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
+Tensors8 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq,
+                                   Tensor wk, Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk,
+                                   std::optional<Tensor> bv, Tensor position, Tensor turns, int64_t head_dim,
                                    int64_t mask) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const auto [d_h, of_qkv] =
-        qkv_gradients<Engine, E>(engine, d_qkv, h, qkv, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position,
-                                 turns, std::nullopt, {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)});
-    return Tensors5{d_h, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
+    const auto [d_h, d_weight, d_bias] =
+        qkv_backward<Engine, E>(engine, of, d_qkv, h, qkv, inv_rms, std::nullopt,
+                                {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)},
+                                {needs(mask, 4), needs(mask, 5), needs(mask, 6)});
+    return Tensors8{d_h,       d_weight.gamma, d_weight.parts[0], d_weight.parts[1], d_weight.parts[2],
+                    d_bias[0], d_bias[1],      d_bias[2]};
   });
 }
 

@@ -148,4 +148,49 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
   return gradients;
 }
 
+/// A vector that a value for each of a product's columns is made of: a bias, or what repeats over n / size heads.
+struct ColumnPart {
+  const char* name;
+  Tensor plain;     // [size]
+  PackedRows rows;  // of the columns in the product
+  int64_t n;        // columns
+};
+
+/// [width] in float. Columns of no part are not written.
+template <class Engine>
+Tensor packed_columns(Engine& engine, const std::vector<ColumnPart>& parts, int64_t width) {
+  Tensor out = empty<float>(parts.front().plain, {width});
+  for (const ColumnPart& part : parts)
+    with_element(part.plain, part.name, [&]<class W>(std::type_identity<W>) {
+      llama::pack_vector(engine, vector<const W>(part.plain, part.name), part.rows, part.n,
+                         vector<float>(out, "columns"));
+    });
+  return out;
+}
+
+/// Slots of a column reduction of the library's programs.
+constexpr int64_t column_slot_count(int64_t rows) {
+  return (rows + 63) / 64;
+}
+
+/// Gradients of the parts, in their own types, from the partial sums over rows, slots [column_slot_count(M), width].
+template <class Engine>
+std::vector<Tensor> column_gradients(Engine& engine, const std::vector<ColumnPart>& parts, const Tensor& slots,
+                                     const std::vector<bool>& needed) {
+  const Tensor sum = empty<float>(slots, {slots.size(1)});
+  total(engine, matrix<const float>(slots, "gradient"), vector<float>(sum, "gradient"));
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ColumnPart& part = parts[i];
+    Tensor d = needed[i] ? empty(part.plain, {part.plain.size(0)}, part.plain.scalar_type()) : not_asked(part.plain);
+    if (needed[i])
+      with_element(part.plain, part.name, [&]<class W>(std::type_identity<W>) {
+        llama::unpack_vector_gradient(engine, vector<const float>(sum, "gradient"), part.rows, part.n,
+                                      vector<W>(d, part.name));
+      });
+    gradients.push_back(d);
+  }
+  return gradients;
+}
+
 }  // namespace coda::torch_ops

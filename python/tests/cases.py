@@ -16,6 +16,7 @@ MLP = {
     "wo": (WIDTH, Q), "gamma_mlp": (WIDTH,), "w_gate": (FFN, WIDTH), "w_up": (FFN, WIDTH), "w_down": (WIDTH, FFN),
 }  # fmt: skip
 QKV = {"wq": (Q, WIDTH), "wk": (KV, WIDTH), "wv": (KV, WIDTH)}
+BIASES = {"bq": (Q,), "bk": (KV,), "bv": (KV,)}
 GLU = {"w_gate": (FFN, WIDTH), "w_up": (FFN, WIDTH)}
 
 
@@ -28,9 +29,9 @@ def block(*, position, **operands):
     return h, reference.unpacked(q, HEAD_DIM), reference.unpacked(k, HEAD_DIM), v
 
 
-def block_formula(*, gamma_attention, wq, wk, wv, position, **operands):
+def block_formula(*, gamma_attention, wq, wk, wv, position, bq=None, bk=None, bv=None, **operands):
     h = reference.block_tail(**operands, eps=EPS)
-    return h, *reference.qkv(h, gamma_attention, wq, wk, wv, position, INV_FREQ, HEAD_DIM, EPS)
+    return h, *reference.qkv(h, gamma_attention, wq, wk, wv, position, INV_FREQ, HEAD_DIM, EPS, bq, bk, bv)
 
 
 def norm_linear_rope(*, position, **operands):
@@ -56,6 +57,13 @@ CASES = {
         {**MLP, "gamma_attention": (WIDTH,), **QKV},
         positions,
     ),
+    "block with biases": Case(
+        block,
+        block_formula,
+        {"a": Q, "h": WIDTH},
+        {**MLP, "gamma_attention": (WIDTH,), **QKV, **BIASES},
+        positions,
+    ),
     "block_tail": Case(
         functools.partial(coda_torch.block_tail, eps=EPS),
         functools.partial(reference.block_tail, eps=EPS),
@@ -67,6 +75,13 @@ CASES = {
         functools.partial(reference.qkv, inv_freq=INV_FREQ, head_dim=HEAD_DIM, eps=EPS),
         {"h": WIDTH},
         {"gamma": (WIDTH,), **QKV},
+        positions,
+    ),
+    "norm_linear_rope with biases": Case(
+        norm_linear_rope,
+        functools.partial(reference.qkv, inv_freq=INV_FREQ, head_dim=HEAD_DIM, eps=EPS),
+        {"h": WIDTH},
+        {"gamma": (WIDTH,), **QKV, **BIASES},
         positions,
     ),
     "norm_linear_swiglu": Case(

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 
-def linear(x, weight):
-    return F.linear(x, weight.to(x.dtype))
+def linear(x, weight, bias=None):
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def rms_norm(x, gamma, eps):
@@ -49,10 +49,10 @@ def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps):
     return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, F.silu), w_down)
 
 
-def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps):
+def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps, bq=None, bk=None, bv=None):
     x = rms_norm(h, gamma, eps)
-    q, k = (rotate(linear(x, w), position, inv_freq, head_dim) for w in (wq, wk))
-    return q, k, linear(x, wv)
+    q, k = (rotate(linear(x, w, b), position, inv_freq, head_dim) for w, b in ((wq, bq), (wk, bk)))
+    return q, k, linear(x, wv, bv)
 
 
 def cross_entropy(x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None,
