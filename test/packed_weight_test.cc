@@ -108,9 +108,10 @@ void check_vector(int64_t size) {
   Cpu cpu(2);
   pack_vector(cpu, Vector<const W>(plain.data(), size), rows, kColumns, Vector<float>(packed.data(), kPacked));
   for (int64_t i = 0; i < kColumns; ++i) ASSERT_EQ(packed[rows.packed(i)], float{plain[i % size]}) << "column " << i;
-  for (int64_t i = 0; i < kPacked; ++i) {
-    if (i < kFirst || i >= kFirst + kColumns) ASSERT_TRUE(std::isnan(packed[i])) << "column " << i;
-  }
+  for (int64_t i = 0; i < kPacked; ++i)
+    if (i < kFirst || i >= kFirst + kColumns) {
+      ASSERT_TRUE(std::isnan(packed[i])) << "column " << i;
+    }
 
   const auto d_packed = normals<float>(kPacked, 2);
   std::vector<W> d_plain(size, W(kPoison));

@@ -78,6 +78,7 @@ class _Family:
     window: typing.Callable | None = None  # of sliding attention: what its attention says of it
     slides: bool = False  # whether every layer has config.sliding_window
     biased: bool = False  # whether q, k and v have biases
+    normed: bool = False  # whether every head of q and k has a norm
 
 
 # Parts: (name, module, class, whether it has a bias), in the order of the operator's weights. By _modules, in every step: a
@@ -100,6 +101,7 @@ def _qkv_parts(layer, family):
     return [
         ("input_layernorm", modules["input_layernorm"], family.norm, False),
         *[(name, attention[name], nn.Linear, family.biased) for name in ("q_proj", "k_proj", "v_proj")],
+        *[(name, attention[name], family.norm, False) for name in ("q_norm", "k_norm") if family.normed],
     ]
 
 
@@ -138,6 +140,8 @@ class Boundary(nn.Module):
             reason = _why_not_plain(*part)
             if reason:
                 return parts, reason
+        if len({norm.variance_epsilon for _, norm, kind, _ in parts if kind is self._family.norm}) > 1:
+            return parts, "its norms have different eps"
         return parts, None
 
     def forward(self, h, places, a=None):
@@ -151,16 +155,19 @@ class Boundary(nn.Module):
 
     def _fused(self, parts, h, places, a):
         layer, following = self._layers
-        weights = [module._parameters["weight"] for _, module, *_ in parts]
+        parameters = {name: module._parameters for name, module, *_ in parts}
+        options = {"eps": next(norm.variance_epsilon for _, norm, kind, _ in parts if kind is self._family.norm)}
+        if following is not None:
+            options["head_dim"] = self.head_dim
+            if self._family.biased:
+                options |= {f"b{x}": parameters[f"{x}_proj"]["bias"] for x in "qkv"}
+            if self._family.normed:
+                options |= {name: parameters.pop(name)["weight"] for name in ("q_norm", "k_norm")}
+        weights = [of_part["weight"] for of_part in parameters.values()]
         if following is None:
-            return (functional.block_tail(a, h, *weights, eps=parts[1][1].variance_epsilon),)
-        options = {"head_dim": self.head_dim}
-        if self._family.biased:
-            options |= {name: module._parameters["bias"] for name, (_, module, *_) in zip(("bq", "bk", "bv"), parts[-3:])}
+            return (functional.block_tail(a, h, *weights, **options),)
         if layer is None:
-            options["eps"] = parts[0][1].variance_epsilon
             return h, *functional.norm_linear_rope(h, *weights, places.position, places.turns, **options)
-        options["eps"] = parts[1][1].variance_epsilon
         return functional.block(a, h, *weights, places.position, places.turns, **options)
 
     def _unfused(self, h, places, a):
@@ -172,7 +179,10 @@ class Boundary(nn.Module):
             return (h,)
         x = following.input_layernorm(h)
         q, k, v = (getattr(following.self_attn, name)(x) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k))
+        q, k = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k))
+        if self._family.normed:
+            q, k = following.self_attn.q_norm(q), following.self_attn.k_norm(k)
+        q, k = (y.transpose(1, 2) for y in (q, k))
         q, k = self._family.rotate(q, k, *places.cos_sin(x))
         return h, q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), v
 
@@ -412,6 +422,7 @@ def _families():
         "Llama": {},
         "Mistral": {"window": lambda attention: attention.config.sliding_window, "slides": True},
         "Qwen2": {"window": lambda attention: attention.sliding_window, "biased": True},
+        "Qwen3": {"window": lambda attention: attention.sliding_window, "normed": True},
     }
     for name, of_kind in of_kinds.items():
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
@@ -428,7 +439,6 @@ def _families():
 def _check(model, families):
     if type(model) not in families:
         missing = {
-            "Qwen3ForCausalLM": "norms of heads in the operators for PyTorch",
             "GemmaForCausalLM": "GEGLU and (1 + weight) norms in the block operator",
             "Gemma2ForCausalLM": "GEGLU, (1 + weight) norms, and norms behind attention and MLP",
         }
@@ -439,10 +449,12 @@ def _check(model, families):
     if hasattr(model.model, _STATE):
         raise ValueError("the model is patched already")
     config = model.config
+    family = families[type(model)]
+    head_dim = model.model.layers[0].self_attn.head_dim
     wants = [
         ("hidden_act", config.hidden_act, config.hidden_act in ("silu", "swish"), "'silu'"),
-        ("head_dim", model.model.layers[0].self_attn.head_dim, model.model.layers[0].self_attn.head_dim % 16 == 0,
-         "a multiple of 16"),
+        ("head_dim", head_dim, head_dim in functional.NORMED_HEADS if family.normed else head_dim % 16 == 0,
+         "64 or 128 under norms over heads" if family.normed else "a multiple of 16"),
         ("intermediate_size", config.intermediate_size, config.intermediate_size % 8 == 0, "a multiple of 8"),
         ("attention_bias", getattr(config, "attention_bias", False), not getattr(config, "attention_bias", False), "False"),
         ("mlp_bias", getattr(config, "mlp_bias", False), not getattr(config, "mlp_bias", False), "False"),
@@ -450,7 +462,7 @@ def _check(model, families):
          model.model.rotary_emb.attention_scaling == 1, "1"),
     ]  # fmt: skip
     others = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
-    if not families[type(model)].slides:
+    if not family.slides:
         wants.append(("one of layer_types", others and others[0], not others, "'full_attention' in all of them"))
     rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
     wants.append(("rope_type", rope_type, rope_type in ("default", "linear", "llama3"), "'default', 'linear' or 'llama3'"))
@@ -460,7 +472,7 @@ def _check(model, families):
 
 
 def patch(model):
-    """Makes a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM run on coda's operators, in place, and returns it.
+    """Makes a Llama, Mistral, Qwen2 or Qwen3ForCausalLM run on coda's operators, in place, and returns it.
 
     What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
     requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What

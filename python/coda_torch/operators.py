@@ -54,43 +54,45 @@ def _no_second_derivative(name):
 
 @register_fake("coda::block")
 def _(
-    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim, eps,
-    keep,
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns,
+    head_dim, eps, keep,
 ):  # fmt: skip
     tokens, width = h.shape
     r = h.new_empty(tokens, dtype=torch.float32)
+    qkv_width = wq.shape[0] + wk.shape[0] + wv.shape[0]
     return (
         torch.empty_like(h),
-        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        h.new_empty(tokens, qkv_width),
         r,
         torch.empty_like(h),
         torch.empty_like(r),
         h.new_empty(tokens if keep else 0, 2 * w_gate.shape[0]),
+        h.new_empty(tokens if keep and q_norm is not None else 0, qkv_width),
     )
 
 
 @register_fake("coda::block_backward")
 def _(
-    d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down,
-    gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim, mask,
+    d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, unnormed, wo, gamma_mlp, w_gate, w_up,
+    w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, mask,
 ):  # fmt: skip
-    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv)
+    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm)
     return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask, absent=wq))
 
 
 def _block_setup(ctx, inputs, output):
-    a, h, *weights = inputs[:14]
-    position, turns, ctx.head_dim = inputs[14:17]
-    h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up = output
-    ctx.mark_non_differentiable(inv_rms_next, h_mid, inv_rms_mid, gate_up)
-    ctx.save_for_backward(a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, *weights, position, turns)
+    a, h, *weights = inputs[:16]
+    position, turns, *ctx.options, _ = inputs[16:]
+    h_next, qkv, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(a, h_next, qkv, *kept, *weights, position, turns)
 
 
 def _block_backward(ctx, d_h_next, d_qkv, *_):
     a, h_next, qkv, *saved = ctx.saved_tensors
-    needed = ctx.needs_input_grad[2:14]
+    needed = ctx.needs_input_grad[2:16]
     d_a, d_h, *d_weights = coda.block_backward(
-        _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, ctx.head_dim, _mask(needed)
+        _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, *ctx.options, _mask(needed)
     )
     return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None)
 
@@ -136,33 +138,36 @@ _no_second_derivative("block_tail_backward")
 
 
 @register_fake("coda::norm_linear_rope")
-def _(h, gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim, eps):
-    tokens = h.shape[0]
+def _(h, gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, keep):
+    tokens, width = h.shape[0], wq.shape[0] + wk.shape[0] + wv.shape[0]
     return (
-        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        h.new_empty(tokens, width),
         h.new_empty(tokens, dtype=torch.float32),
+        h.new_empty(tokens if keep and q_norm is not None else 0, width),
     )
 
 
 @register_fake("coda::norm_linear_rope_backward")
-def _(d_qkv, h, qkv, inv_rms, gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim, mask):
-    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv, bq, bk, bv), mask, absent=wq))
+def _(
+    d_qkv, h, qkv, inv_rms, unnormed, gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, mask
+):  # fmt: skip
+    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm), mask, absent=wq))
 
 
 def _rope_setup(ctx, inputs, output):
-    h, *weights = inputs[:8]
-    position, turns, ctx.head_dim = inputs[8:11]
-    qkv, inv_rms = output
-    ctx.mark_non_differentiable(inv_rms)
-    ctx.save_for_backward(h, qkv, inv_rms, *weights, position, turns)
+    h, *weights = inputs[:10]
+    position, turns, *ctx.options, _ = inputs[10:]
+    qkv, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(h, qkv, *kept, *weights, position, turns)
 
 
-def _rope_backward(ctx, d_qkv, _):
-    needed = ctx.needs_input_grad[1:8]
+def _rope_backward(ctx, d_qkv, *_):
+    needed = ctx.needs_input_grad[1:10]
     d_h, *d_weights = coda.norm_linear_rope_backward(
-        d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
+        d_qkv.contiguous(), *ctx.saved_tensors, *ctx.options, _mask(needed)
     )
-    return (d_h, *_given(d_weights, needed), None, None, None, None)
+    return (d_h, *_given(d_weights, needed), None, None, None, None, None)
 
 
 register_autograd("coda::norm_linear_rope", _rope_backward, setup_context=_rope_setup)

@@ -105,34 +105,35 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
 
 }  // namespace
 
-Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
+Tensors7 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
                Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
-               std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position, Tensor turns, int64_t head_dim,
-               double eps, bool keep) {
+               std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+               std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, double eps, bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
     const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
-    const Tensor qkv = qkv_forward<Engine, E>(engine, next, half.h_next, half.inv_rms_next);
-    return Tensors6{half.h_next, qkv, half.inv_rms_next, half.h_mid, half.inv_rms_mid, half.gate_up};
+    const Qkv made = qkv_forward<Engine, E>(engine, next, half.h_next, half.inv_rms_next, keep);
+    return Tensors7{half.h_next,      made.qkv,     half.inv_rms_next, half.h_mid,
+                    half.inv_rms_mid, half.gate_up, made.unnormed};
   });
 }
 
-Tensors14 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
-                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate,
-                         Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv,
-                         std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position,
-                         Tensor turns, int64_t head_dim, int64_t mask) {
+Tensors16 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
+                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor unnormed, Tensor wo, Tensor gamma_mlp,
+                         Tensor w_gate, Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk,
+                         Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv,
+                         std::optional<Tensor> q_norm, std::optional<Tensor> k_norm, Tensor position, Tensor turns,
+                         int64_t head_dim, double eps, int64_t mask) {
   return on_engine(h_next, [&]<class Engine, class E>(Engine& engine) {
-    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
-    const auto [d_h, d_weight, d_bias] =
-        qkv_backward<Engine, E>(engine, next, d_qkv, h_next, qkv, inv_rms_next, d_h_next,
-                                {needs(mask, 6), needs(mask, 7), needs(mask, 8), needs(mask, 5)},
-                                {needs(mask, 9), needs(mask, 10), needs(mask, 11)});
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
+    const auto [d_h, d_weight, d_bias, d_norms] = qkv_backward<Engine, E>(engine, next, d_qkv, h_next, {qkv, unnormed},
+                                                                          inv_rms_next, d_h_next, QkvNeeds(mask, 5));
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
                                                        w_gate, w_up, w_down, mask);
-    return Tensors14{half.d_a,          half.d_h,      half.d_wo,      half.d_gamma,      half.d_w_gate,
-                     half.d_w_up,       half.d_w_down, d_weight.gamma, d_weight.parts[0], d_weight.parts[1],
-                     d_weight.parts[2], d_bias[0],     d_bias[1],      d_bias[2]};
+    return Tensors16{half.d_a,          half.d_h,          half.d_wo,         half.d_gamma,
+                     half.d_w_gate,     half.d_w_up,       half.d_w_down,     d_weight.gamma,
+                     d_weight.parts[0], d_weight.parts[1], d_weight.parts[2], d_bias[0],
+                     d_bias[1],         d_bias[2],         d_norms[0],        d_norms[1]};
   });
 }
 
@@ -153,28 +154,29 @@ Tensors7 block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv
   });
 }
 
-Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
-                          std::optional<Tensor> bk, std::optional<Tensor> bv, Tensor position, Tensor turns,
-                          int64_t head_dim, double eps) {
+Tensors3 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+                          std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                          std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, double eps,
+                          bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Projections of{gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
     const Tensor inv_rms = inv_rms_of<Engine, E>(engine, h, eps);
-    return Tensors2{qkv_forward<Engine, E>(engine, of, h, inv_rms), inv_rms};
+    const Qkv made = qkv_forward<Engine, E>(engine, of, h, inv_rms, keep);
+    return Tensors3{made.qkv, inv_rms, made.unnormed};
   });
 }
 
-Tensors8 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq,
-                                   Tensor wk, Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk,
-                                   std::optional<Tensor> bv, Tensor position, Tensor turns, int64_t head_dim,
-                                   int64_t mask) {
+Tensors10 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor unnormed, Tensor gamma,
+                                    Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk,
+                                    std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                                    std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim,
+                                    double eps, int64_t mask) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Projections of{gamma, wq, wk, wv, bq, bk, bv, position, turns, head_dim};
-    const auto [d_h, d_weight, d_bias] =
-        qkv_backward<Engine, E>(engine, of, d_qkv, h, qkv, inv_rms, std::nullopt,
-                                {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)},
-                                {needs(mask, 4), needs(mask, 5), needs(mask, 6)});
-    return Tensors8{d_h,       d_weight.gamma, d_weight.parts[0], d_weight.parts[1], d_weight.parts[2],
-                    d_bias[0], d_bias[1],      d_bias[2]};
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
+    const auto [d_h, d_weight, d_bias, d_norms] =
+        qkv_backward<Engine, E>(engine, of, d_qkv, h, {qkv, unnormed}, inv_rms, std::nullopt, QkvNeeds(mask, 0));
+    return Tensors10{d_h,       d_weight.gamma, d_weight.parts[0], d_weight.parts[1], d_weight.parts[2],
+                     d_bias[0], d_bias[1],      d_bias[2],         d_norms[0],        d_norms[1]};
   });
 }
 

@@ -235,6 +235,20 @@ def test_checkpointing_by_operator_name(case):
 
 
 @every_operator
+def test_what_stands_in_fresh_memory_changes_nothing(case):
+    operands, given = case.operands((70,), F32, F32), case.given((70,))
+    want = backward(case, operands, given)
+    torch.use_deterministic_algorithms(True)  # then PyTorch fills fresh memory with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        got = backward(case, operands, given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, x, y in zip(operands, got, want):
+        assert torch.equal(x, y), name
+
+
+@every_operator
 def test_a_call_is_repeated_bit_for_bit(case):
     operands, given = case.operands((257,), F32, F32), case.given((257,))
     first = backward(case, operands, given)
@@ -326,6 +340,16 @@ def test_an_operand_that_cannot_be_is_named(changes, error, message):
         (lambda: coda_torch.linear_swiglu(torch.zeros(3, 5, device="meta"), torch.zeros(8, 5), torch.zeros(8, 5)),
          NotImplementedError, "x is on meta; it needs a CPU or a CUDA device"),
         (lambda: block_with(head_dim=24), ValueError, "head_dim is 24; it needs a multiple of 16"),
+        (lambda: block_with(q_norm=torch.zeros(32)), TypeError,
+         "k_norm is None beside q_norm; it needs to be a tensor: q and k have norms or none has"),
+        (lambda: block_with(q_norm=torch.zeros(32), k_norm=torch.zeros(32)), NotImplementedError,
+         "head_dim is 32 beside q_norm; it needs 64 or 128"),
+        (lambda: block_with(q_norm=torch.zeros(64), k_norm=torch.zeros(32), head_dim=64), ValueError,
+         "k_norm is 32; it needs 64"),
+        (lambda: block_with(q_norm=torch.zeros(64, 1), k_norm=torch.zeros(64), head_dim=64), ValueError,
+         "q_norm is 64x1; it needs 64"),
+        (lambda: block_with(q_norm=torch.zeros(32), k_norm=torch.zeros(32), bq=torch.zeros(128), bk=torch.zeros(64),
+                            bv=torch.zeros(64)), NotImplementedError, "q_norm is beside bq; coda has biases or norms"),
         (lambda: block_with(turns=INV_FREQ), ValueError, "turns is 16; it needs 2x128"),
         (lambda: block_with(turns=TURNS.bfloat16()), TypeError, "turns is of torch.bfloat16; it needs float32"),
     ],

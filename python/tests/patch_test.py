@@ -22,14 +22,15 @@ SIZES = dict(
 )  # fmt: skip
 
 
-KINDS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+KINDS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+DEFAULTS = {"qwen3": {"head_dim": 64}}
 # What a test of the model's own parts goes through: a kind for each way from the product of q, k and v to attention.
-each_kind = pytest.mark.parametrize("kind", ["llama", "qwen2"])
+each_kind = pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 
 
 def plain_model(kind="llama", **options):
     """Random, its norms' weights around 1 and its biases around 0."""
-    config = getattr(transformers, f"{KINDS[kind]}Config")(**{**SIZES, **options})
+    config = getattr(transformers, f"{KINDS[kind]}Config")(**{**SIZES, **DEFAULTS.get(kind, {}), **options})
     model = getattr(transformers, f"{KINDS[kind]}ForCausalLM")(config).float()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -101,6 +102,8 @@ LLAMA3 = dict(
         ("qwen2", {}),
         ("qwen2", {"attn_implementation": "eager", "tie_word_embeddings": True, "num_key_value_heads": 1}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}),  # none of the layers
+        ("qwen3", {}),
+        ("qwen3", {"attn_implementation": "eager", "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
     ],
     ids=str,
 )
@@ -217,6 +220,8 @@ def test_twenty_training_steps_have_the_same_losses(kind):
         ("llama", ["layers.1.self_attn.q_proj.weight", "layers.0.post_attention_layernorm.weight"]),
         ("qwen2", ["layers.1.self_attn.k_proj.bias"]),
         ("qwen2", ["layers.0.self_attn.q_proj.bias", "layers.1.self_attn.v_proj.weight"]),
+        ("qwen3", ["layers.0.self_attn.q_norm.weight"]),
+        ("qwen3", ["layers.1.self_attn.k_norm.weight", "layers.2.self_attn.q_proj.weight"]),
     ],
     ids=str,
 )
@@ -288,7 +293,7 @@ class Doubled(nn.Module):
 @pytest.mark.parametrize(
     "kind, name",
     [("llama", "self_attn.q_proj"), ("llama", "mlp.down_proj"), ("llama", "post_attention_layernorm"),
-     ("qwen2", "self_attn.k_proj")],
+     ("qwen2", "self_attn.k_proj"), ("qwen3", "self_attn.k_norm")],
 )  # fmt: skip
 def test_a_parametrized_weight(kind, name):
     patched, plain = pair(kind)
@@ -313,6 +318,9 @@ def test_a_pruned_weight(name):
             "layers.0", "layers.1", "layers.2", "layers.1.self_attn", "norm")],
         ("qwen2", "layers.0.self_attn.q_proj"),
         ("qwen2", "layers.1"),
+        ("qwen3", "layers.1.self_attn.q_norm"),
+        ("qwen3", "layers.0.self_attn.k_norm"),
+        ("qwen3", "layers.1"),
     ],
 )  # fmt: skip
 def test_a_hook_sees_what_it_did_and_is_warned_of_once(kind, at, caplog):
@@ -337,6 +345,16 @@ def test_a_bias_that_is_taken_away_or_added():
             projection = model.model.layers[1].self_attn.k_proj
             projection.bias = nn.Parameter(torch.linspace(-1, 1, projection.out_features)) if weight_only else None
         assert_agree(patched, plain, input_ids=tokens(2, 12))
+
+
+@pytest.mark.parametrize("at", ["layers.1.self_attn.k_norm", "layers.1.post_attention_layernorm"])
+def test_a_norm_with_an_eps_of_its_own(at, caplog):
+    patched, plain = pair("qwen3")
+    for model in (patched, plain):
+        model.model.get_submodule(at).variance_epsilon = 0.5
+    with caplog.at_level(logging.WARNING, "coda_torch"):
+        assert_agree(patched, plain, input_ids=tokens(2, 12))
+    assert "runs unfused, since its norms have different eps" in caplog.text
 
 
 def test_two_layers_with_hooks_beside_each_other():
@@ -518,7 +536,10 @@ def test_bfloat16_and_autocast_stay_near_to_float32(kind):
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
          "one of layer_types is 'sliding_attention'; coda_torch needs 'full_attention' in all of them"),
         ("Qwen2", {"head_dim": 24}, "head_dim is 24; coda_torch needs a multiple of 16"),
-        ("Qwen3", {}, "norms of heads"),
+        ("Qwen3", {}, "head_dim is 16; coda_torch needs 64 or 128 under norms over heads"),
+        ("Qwen3", {"head_dim": 128, "attention_bias": True}, "attention_bias is True; coda_torch needs False"),
+        ("Qwen3", {"head_dim": 64, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+         "one of layer_types is 'sliding_attention'"),
         ("Gemma", {}, "GEGLU"),
         ("Llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("Llama", {"attention_bias": True}, "attention_bias is True"),
@@ -532,7 +553,7 @@ def test_bfloat16_and_autocast_stay_near_to_float32(kind):
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_patched_is_refused_by_what_is_missing(kind, options, message):
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **DEFAULTS.get(kind, {}), **options})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     before = vars(model).keys()
     with pytest.raises(NotImplementedError, match=message):

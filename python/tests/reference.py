@@ -49,10 +49,16 @@ def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps):
     return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, F.silu), w_down)
 
 
-def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps, bq=None, bk=None, bv=None):
+def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps, bq=None, bk=None, bv=None, q_norm=None, k_norm=None):
     x = rms_norm(h, gamma, eps)
-    q, k = (rotate(linear(x, w, b), position, inv_freq, head_dim) for w, b in ((wq, bq), (wk, bk)))
-    return q, k, linear(x, wv, bv)
+
+    def turned(w, b, norm):
+        y = linear(x, w, b)
+        if norm is not None:
+            y = rms_norm(y.unflatten(-1, (-1, head_dim)), norm, eps).flatten(-2)
+        return rotate(y, position, inv_freq, head_dim)
+
+    return turned(wq, bq, q_norm), turned(wk, bk, k_norm), linear(x, wv, bv)
 
 
 def cross_entropy(x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None,

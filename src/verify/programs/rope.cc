@@ -9,7 +9,7 @@ namespace {
 template <class S, class Bias>
 std::vector<Row> verify_rope(uint64_t seed) {
   using Forward = RmsNormRope<S, Bias>;
-  constexpr int64_t kRows = 70, kCols = 144;
+  constexpr int64_t kRows = 5, kCols = 144;
   Random random(seed);
   Case<Forward> forward(kRows, kCols, random);
   forward.template map<float>();
@@ -28,11 +28,11 @@ std::vector<Row> verify_rope(uint64_t seed) {
                  {"turns_low", elements_of(forward, "turns_low")},
                  {"qkv", values(forward)["qkv"].value}};
   const oracle::Grid<double> inv_rms = operands["inv_rms"];
-  oracle::Grid<double> dot(2, kRows), d_bias(2, kCols);
+  oracle::Grid<double> dot(2, kRows), d_bias(1, kCols);
   for (int64_t i = 0; i < kRows; ++i)
     for (int64_t j = 0; j < kCols; ++j) {
       dot(j / 128, i) += d_acc(i, j) * forward.acc()(i, j).value;
-      d_bias(i / 64, j) += d_acc(i, j) / inv_rms(0, i);
+      d_bias(0, j) += d_acc(i, j) / inv_rms(0, i);
     }
   Exact want{{"d_qkv", d_acc}, {"dot", dot}};
   if constexpr (Bias::value) operands["bias"] = elements_of(forward, "bias"), want["d_bias"] = d_bias;
