@@ -11,7 +11,8 @@ from torch import Tensor
 from .operators import coda
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-_GLU = {"silu": 0, "none": 1, "tanh": 2}
+_GLU = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}  # by torch's name of the approximation
 NORMED_HEADS = (64, 128)  # what norms over heads are compiled for
 _INT32 = torch.iinfo(torch.int32)
 
@@ -95,6 +96,12 @@ def _gate_up(w_gate, w_up, x):
     return w_gate, _parameter(w_up, "w_up", x, tuple(w_gate.shape))
 
 
+def _glu(activation):
+    if activation not in _GLU:
+        raise ValueError(f"activation is {activation!r}; it needs to be 'silu', 'gelu' or 'gelu_tanh'")
+    return _GLU[activation]
+
+
 def _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down):
     """Attention's output and the stream as matrices, the stream's leading dimensions, and the weights, checked."""
     h, lead = _activations(h, "h")
@@ -174,17 +181,18 @@ def _split_heads(qkv, lead, wq, wk, wv):
 
 
 def block(
-    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6, bq=None,
-    bk=None, bv=None, q_norm=None, k_norm=None,
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6,
+    activation="silu", bq=None, bk=None, bv=None, q_norm=None, k_norm=None,
 ):  # fmt: skip
     """From one layer's attention to the next one's: (h_next, q, k, v).
 
         h_mid  = h + a woᵀ
-        h_next = h_mid + swiglu(norm(h_mid; gamma_mlp), w_gate, w_up) w_downᵀ
+        h_next = h_mid + (f(x w_gateᵀ) · (x w_upᵀ)) w_downᵀ, x = norm(h_mid; gamma_mlp)
         q, k, v = norm(h_next; gamma_attention) by wq, wk, wv, plus bq, bk, bv
         q, k    = norm(q; q_norm), norm(k; k_norm) over every head, turned by their positions
 
     a [..., heads · head_dim]: attention's output; h [..., d]: the residual stream; position [...]: integers; turns: rotary_turns.
+    activation: f, "silu", "gelu" (erf's) or "gelu_tanh". The weight of a norm is what multiplies: of Gemma's, 1 + weight in float32.
     Biases (Qwen 2) are one for each row of wq, wk, wv, all of them or none. Norms over heads (Qwen 3) are q_norm and k_norm
     [head_dim], both or none, with a head_dim of 64 or 128 and no biases: NotImplementedError otherwise. q and k come in packed order:
     within a head, dimensions i and i + head_dim / 2 stand in blocks of 8. Their dot products are what they would be otherwise. For
@@ -197,14 +205,14 @@ def block(
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
     of_heads = _in_front_of_rotation(bq, bk, bv, q_norm, k_norm, wq, wk, h, head_dim)
     weights = (*of_mlp, gamma_attention, wq, wk, wv, *of_heads)
-    h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
+    h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, _glu(activation), eps, _keeps(a, h, *weights))
     return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
-def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
+def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6, activation="silu"):
     """The last layer's part of block: h_next [..., d]."""
     a, h, lead, weights = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
-    return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
+    return _lead(coda.block_tail(a, h, *weights, _glu(activation), eps, _keeps(a, h, *weights))[0], lead)
 
 
 def norm_linear_rope(
@@ -249,9 +257,9 @@ def linear_swiglu(x, w_gate, w_up):
 
 def linear_geglu(x, w_gate, w_up, *, approximate="none"):
     """gelu(x w_gateᵀ) · (x w_upᵀ) [..., F]; approximate: "none" is erf's, "tanh" the approximation."""
-    if approximate not in ("none", "tanh"):
+    if approximate not in _GELU:
         raise ValueError(f"approximate is {approximate!r}; it needs to be 'none' or 'tanh'")
-    return _linear_glu(x, None, w_gate, w_up, approximate, 0.0, "x")
+    return _linear_glu(x, None, w_gate, w_up, _GELU[approximate], 0.0, "x")
 
 
 def linear_residual(x, weight, residual):

@@ -77,6 +77,11 @@ class _Family:
     eager: typing.Callable  # attention without a kernel
     window: typing.Callable | None = None  # of sliding attention: what its attention says of it
     slides: bool = False  # whether every layer has config.sliding_window
+    activations: tuple = ("silu", "swish")  # names in its configuration for what coda has as `activation`
+    activation: str = "silu"
+    eps: str = "variance_epsilon"  # its norms' name for it
+    from_one: bool = False  # whether its norms' weights are distances from 1
+    scaled: bool = False  # whether its embedding scales
     biased: bool = False  # whether q, k and v have biases
     normed: bool = False  # whether every head of q and k has a norm
 
@@ -140,7 +145,7 @@ class Boundary(nn.Module):
             reason = _why_not_plain(*part)
             if reason:
                 return parts, reason
-        if len({norm.variance_epsilon for _, norm, kind, _ in parts if kind is self._family.norm}) > 1:
+        if len({getattr(norm, self._family.eps) for _, norm, kind, _ in parts if kind is self._family.norm}) > 1:
             return parts, "its norms have different eps"
         return parts, None
 
@@ -155,15 +160,22 @@ class Boundary(nn.Module):
 
     def _fused(self, parts, h, places, a):
         layer, following = self._layers
+        family = self._family
         parameters = {name: module._parameters for name, module, *_ in parts}
-        options = {"eps": next(norm.variance_epsilon for _, norm, kind, _ in parts if kind is self._family.norm)}
+        norms = {name: module for name, module, kind, _ in parts if kind is family.norm}
+        options = {"eps": getattr(next(iter(norms.values())), family.eps)}
+        if layer is not None:
+            options["activation"] = family.activation
         if following is not None:
             options["head_dim"] = self.head_dim
-            if self._family.biased:
+            if family.biased:
                 options |= {f"b{x}": parameters[f"{x}_proj"]["bias"] for x in "qkv"}
-            if self._family.normed:
+            if family.normed:
                 options |= {name: parameters.pop(name)["weight"] for name in ("q_norm", "k_norm")}
-        weights = [of_part["weight"] for of_part in parameters.values()]
+        weights = [
+            1 + of_part["weight"].float() if family.from_one and name in norms else of_part["weight"]
+            for name, of_part in parameters.items()
+        ]
         if following is None:
             return (functional.block_tail(a, h, *weights, **options),)
         if layer is None:
@@ -423,6 +435,8 @@ def _families():
         "Mistral": {"window": lambda attention: attention.config.sliding_window, "slides": True},
         "Qwen2": {"window": lambda attention: attention.sliding_window, "biased": True},
         "Qwen3": {"window": lambda attention: attention.sliding_window, "normed": True},
+        "Gemma": {"activations": ("gelu_pytorch_tanh",), "activation": "gelu_tanh", "eps": "eps", "from_one": True,
+                  "scaled": True},
     }
     for name, of_kind in of_kinds.items():
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
@@ -439,8 +453,7 @@ def _families():
 def _check(model, families):
     if type(model) not in families:
         missing = {
-            "GemmaForCausalLM": "GEGLU and (1 + weight) norms in the block operator",
-            "Gemma2ForCausalLM": "GEGLU, (1 + weight) norms, and norms behind attention and MLP",
+            "Gemma2ForCausalLM": "norms behind attention and MLP, and a cap of attention's scores",
         }
         name = type(model).__name__
         why = f"; for it coda_torch lacks {missing[name]}" if name in missing else ""
@@ -452,7 +465,8 @@ def _check(model, families):
     family = families[type(model)]
     head_dim = model.model.layers[0].self_attn.head_dim
     wants = [
-        ("hidden_act", config.hidden_act, config.hidden_act in ("silu", "swish"), "'silu'"),
+        ("hidden_act", config.hidden_act, config.hidden_act in family.activations, repr(family.activations[0])),
+        ("use_bidirectional_attention", True, not getattr(config, "use_bidirectional_attention", None), "None or False"),
         ("head_dim", head_dim, head_dim in functional.NORMED_HEADS if family.normed else head_dim % 16 == 0,
          "64 or 128 under norms over heads" if family.normed else "a multiple of 16"),
         ("intermediate_size", config.intermediate_size, config.intermediate_size % 8 == 0, "a multiple of 8"),
@@ -460,6 +474,9 @@ def _check(model, families):
         ("mlp_bias", getattr(config, "mlp_bias", False), not getattr(config, "mlp_bias", False), "False"),
         ("the scaling of attention by its rotary embedding", model.model.rotary_emb.attention_scaling,
          model.model.rotary_emb.attention_scaling == 1, "1"),
+        # In earlier transformers it was Gemma's model that scaled what it took from its embedding.
+        ("embed_tokens", type(model.model.embed_tokens).__name__,
+         not family.scaled or hasattr(model.model.embed_tokens, "embed_scale"), "an embedding that scales by itself"),
     ]  # fmt: skip
     others = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
     if not family.slides:
@@ -472,7 +489,7 @@ def _check(model, families):
 
 
 def patch(model):
-    """Makes a Llama, Mistral, Qwen2 or Qwen3ForCausalLM run on coda's operators, in place, and returns it.
+    """Makes a Llama, Mistral, Qwen2, Qwen3 or GemmaForCausalLM run on coda's operators, in place, and returns it.
 
     What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
     requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What

@@ -55,7 +55,7 @@ def _no_second_derivative(name):
 @register_fake("coda::block")
 def _(
     a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns,
-    head_dim, eps, keep,
+    head_dim, glu, eps, keep,
 ):  # fmt: skip
     tokens, width = h.shape
     r = h.new_empty(tokens, dtype=torch.float32)
@@ -74,7 +74,7 @@ def _(
 @register_fake("coda::block_backward")
 def _(
     d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, unnormed, wo, gamma_mlp, w_gate, w_up,
-    w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, mask,
+    w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, glu, eps, mask,
 ):  # fmt: skip
     parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm)
     return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask, absent=wq))
@@ -94,7 +94,7 @@ def _block_backward(ctx, d_h_next, d_qkv, *_):
     d_a, d_h, *d_weights = coda.block_backward(
         _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, *ctx.options, _mask(needed)
     )
-    return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None)
+    return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None, None)
 
 
 register_autograd("coda::block", _block_backward, setup_context=_block_setup)
@@ -102,7 +102,7 @@ _no_second_derivative("block_backward")
 
 
 @register_fake("coda::block_tail")
-def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep):
+def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep):
     tokens = h.shape[0]
     return (
         torch.empty_like(h),
@@ -113,12 +113,13 @@ def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep):
 
 
 @register_fake("coda::block_tail_backward")
-def _(d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down, mask):
+def _(d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down, glu, mask):
     return (torch.empty_like(a), torch.empty_like(h_mid), *_masked((wo, gamma_mlp, w_gate, w_up, w_down), mask))
 
 
 def _tail_setup(ctx, inputs, output):
     a, h, *weights = inputs[:7]
+    ctx.glu = inputs[7]
     _, h_mid, inv_rms_mid, gate_up = output
     ctx.mark_non_differentiable(h_mid, inv_rms_mid, gate_up)
     ctx.save_for_backward(a, h_mid, inv_rms_mid, gate_up, *weights)
@@ -126,8 +127,8 @@ def _tail_setup(ctx, inputs, output):
 
 def _tail_backward(ctx, d_h_next, *_):
     needed = ctx.needs_input_grad[2:7]
-    d_a, d_h, *d_weights = coda.block_tail_backward(d_h_next.contiguous(), *ctx.saved_tensors, _mask(needed))
-    return (d_a, d_h, *_given(d_weights, needed), None, None)
+    d_a, d_h, *d_weights = coda.block_tail_backward(d_h_next.contiguous(), *ctx.saved_tensors, ctx.glu, _mask(needed))
+    return (d_a, d_h, *_given(d_weights, needed), None, None, None)
 
 
 register_autograd("coda::block_tail", _tail_backward, setup_context=_tail_setup)

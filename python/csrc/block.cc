@@ -1,4 +1,5 @@
-// The operators of a Llama's layer boundaries: everything between two attentions, forward and backward (src/llama/layer.h).
+// The operators of a Llama's layer boundaries, and of its relatives': everything between two attentions, forward and backward (src/llama/layer.h).
+#include "glu.h"
 #include "heads.h"
 #include "norm.h"
 #include "operators.h"
@@ -46,7 +47,7 @@ struct Mlp {
 
 template <class Engine, class E>
 Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, const Tensor& gamma, const Tensor& w_gate,
-        const Tensor& w_up, const Tensor& w_down, double eps, bool keep) {
+        const Tensor& w_up, const Tensor& w_down, int64_t glu, double eps, bool keep) {
   const int64_t m = h.size(0), d = h.size(1), f = w_gate.size(0);
   Mlp out{empty<E>(h, {m, d}), empty<float>(h, {m}), empty<E>(h, {m, d}), empty<float>(h, {m}),
           empty<E>(h, {keep ? m : 0, 2 * f})};
@@ -57,11 +58,16 @@ Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, cons
                                 matrix<const E>(o, "o_proj.weight"),
                                 matrix<const E>(gate_up, "gate_up"),
                                 matrix<const E>(down, "down_proj.weight")};
-  const MlpTape<E> tape{matrix<E>(out.h_mid, "h_mid"), vector<float>(out.inv_rms_mid, "inv_rms_mid"),
-                        keep ? matrix<E>(out.gate_up, "gate_up") : Matrix<E>{}};
-  llama::mlp_forward<Engine, E>(engine, eps, weights, matrix<const E>(h, "h"), matrix<const E>(a, "a"), tape,
-                                scratch.views,
-                                {matrix<E>(out.h_next, "h_next"), vector<float>(out.inv_rms_next, "inv_rms_next")});
+  with_glu(glu, [&]<class Function>(Function) {
+    // Only SwiGLU has a program that keeps no gate and up.
+    const bool stored = keep || !std::is_same_v<Function, Swiglu>;
+    const Tensor kept = stored && !keep ? empty<E>(h, {m, 2 * f}) : out.gate_up;
+    const MlpTape<E> tape{matrix<E>(out.h_mid, "h_mid"), vector<float>(out.inv_rms_mid, "inv_rms_mid"),
+                          stored ? matrix<E>(kept, "gate_up") : Matrix<E>{}};
+    llama::mlp_forward<Engine, E, Function>(
+        engine, eps, weights, matrix<const E>(h, "h"), matrix<const E>(a, "a"), tape, scratch.views,
+        {matrix<E>(out.h_next, "h_next"), vector<float>(out.inv_rms_next, "inv_rms_next")});
+  });
   return out;
 }
 
@@ -73,7 +79,7 @@ struct MlpGradients {
 template <class Engine, class E>
 MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor& a, const Tensor& h_mid,
                            const Tensor& inv_rms_mid, const Tensor& gate_up, const Tensor& wo, const Tensor& gamma,
-                           const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, int64_t mask) {
+                           const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, int64_t glu, int64_t mask) {
   const int64_t m = h_mid.size(0), d = h_mid.size(1), f = w_gate.size(0);
   const Weight of_o = o_weight(wo), of_gate_up = gate_up_weight(w_gate, w_up, gamma), of_down = down_weight(w_down);
   MlpGradients out{empty<E>(a, {m, a.size(1)}), empty<E>(a, {m, d}), {}, {}, {}, {}, {}};
@@ -87,9 +93,11 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
                                   matrix<const E>(down, "down_proj.weight")};
     const MlpTape<E> tape{matrix<E>(h_mid, "h_mid"), vector<float>(inv_rms_mid, "inv_rms_mid"),
                           matrix<E>(gate_up, "gate_up")};
-    llama::mlp_backward<Engine, E>(engine, weights, matrix<const E>(a, "a"), tape, scratch.views,
-                                   matrix<const E>(d_h_next, "d_h_next"), matrix<E>(out.d_h, "d_h"),
-                                   matrix<E>(out.d_a, "d_a"), {}, false);
+    with_glu(glu, [&]<class Function>(Function) {
+      llama::mlp_backward<Engine, E, Function>(engine, weights, matrix<const E>(a, "a"), tape, scratch.views,
+                                               matrix<const E>(d_h_next, "d_h_next"), matrix<E>(out.d_h, "d_h"),
+                                               matrix<E>(out.d_a, "d_a"), {}, false);
+    });
   }
   const Matrix<const E> y = scratch.views.y, d_gate_up = scratch.views.d_gate_up;
   out.d_w_down =
@@ -108,10 +116,11 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
 Tensors7 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
                Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
                std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
-               std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, double eps, bool keep) {
+               std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, int64_t glu, double eps,
+               bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
     const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
-    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
+    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep);
     const Qkv made = qkv_forward<Engine, E>(engine, next, half.h_next, half.inv_rms_next, keep);
     return Tensors7{half.h_next,      made.qkv,     half.inv_rms_next, half.h_mid,
                     half.inv_rms_mid, half.gate_up, made.unnormed};
@@ -123,13 +132,13 @@ Tensors16 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next,
                          Tensor w_gate, Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk,
                          Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv,
                          std::optional<Tensor> q_norm, std::optional<Tensor> k_norm, Tensor position, Tensor turns,
-                         int64_t head_dim, double eps, int64_t mask) {
+                         int64_t head_dim, int64_t glu, double eps, int64_t mask) {
   return on_engine(h_next, [&]<class Engine, class E>(Engine& engine) {
     const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
     const auto [d_h, d_weight, d_bias, d_norms] = qkv_backward<Engine, E>(engine, next, d_qkv, h_next, {qkv, unnormed},
                                                                           inv_rms_next, d_h_next, QkvNeeds(mask, 5));
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
-                                                       w_gate, w_up, w_down, mask);
+                                                       w_gate, w_up, w_down, glu, mask);
     return Tensors16{half.d_a,          half.d_h,          half.d_wo,         half.d_gamma,
                      half.d_w_gate,     half.d_w_up,       half.d_w_down,     d_weight.gamma,
                      d_weight.parts[0], d_weight.parts[1], d_weight.parts[2], d_bias[0],
@@ -138,18 +147,18 @@ Tensors16 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next,
 }
 
 Tensors4 block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-                    double eps, bool keep) {
+                    int64_t glu, double eps, bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
+    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep);
     return Tensors4{half.h_next, half.h_mid, half.inv_rms_mid, half.gate_up};
   });
 }
 
 Tensors7 block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo,
-                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t mask) {
+                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t glu, int64_t mask) {
   return on_engine(h_mid, [&]<class Engine, class E>(Engine& engine) {
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
-                                                       w_gate, w_up, w_down, mask);
+                                                       w_gate, w_up, w_down, glu, mask);
     return Tensors7{half.d_a, half.d_h, half.d_wo, half.d_gamma, half.d_w_gate, half.d_w_up, half.d_w_down};
   });
 }

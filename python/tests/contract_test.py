@@ -350,6 +350,8 @@ def test_an_operand_that_cannot_be_is_named(changes, error, message):
          "q_norm is 64x1; it needs 64"),
         (lambda: block_with(q_norm=torch.zeros(32), k_norm=torch.zeros(32), bq=torch.zeros(128), bk=torch.zeros(64),
                             bv=torch.zeros(64)), NotImplementedError, "q_norm is beside bq; coda has biases or norms"),
+        (lambda: block_with(activation="relu"), ValueError,
+         "activation is 'relu'; it needs to be 'silu', 'gelu' or 'gelu_tanh'"),
         (lambda: block_with(turns=INV_FREQ), ValueError, "turns is 16; it needs 2x128"),
         (lambda: block_with(turns=TURNS.bfloat16()), TypeError, "turns is of torch.bfloat16; it needs float32"),
     ],

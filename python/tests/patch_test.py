@@ -22,19 +22,20 @@ SIZES = dict(
 )  # fmt: skip
 
 
-KINDS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-DEFAULTS = {"qwen3": {"head_dim": 64}}
-# What a test of the model's own parts goes through: a kind for each way from the product of q, k and v to attention.
-each_kind = pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+KINDS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma"}
+DEFAULTS = {"qwen3": {"head_dim": 64}, "gemma": {"head_dim": 32}}
+# What a test of the model's own parts goes through: a kind for each way that these are put together.
+each_kind = pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma"])
 
 
 def plain_model(kind="llama", **options):
-    """Random, its norms' weights around 1 and its biases around 0."""
+    """Random, its norms' weights around 1 (Gemma's, distances from it, around 0) and its biases around 0."""
     config = getattr(transformers, f"{KINDS[kind]}Config")(**{**SIZES, **DEFAULTS.get(kind, {}), **options})
     model = getattr(transformers, f"{KINDS[kind]}ForCausalLM")(config).float()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.normal_(0 if name.endswith("bias") else 1, 0.3) if p.dim() == 1 else p.mul_(3)
+            around = 0 if name.endswith("bias") or kind == "gemma" else 1
+            p.normal_(around, 0.3) if p.dim() == 1 else p.mul_(3)
     return model
 
 
@@ -104,6 +105,9 @@ LLAMA3 = dict(
         ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}),  # none of the layers
         ("qwen3", {}),
         ("qwen3", {"attn_implementation": "eager", "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
+        ("gemma", {}),
+        ("gemma", {"attn_implementation": "eager", "num_key_value_heads": 1, "hidden_act": "gelu"}),
+        ("gemma", {"tie_word_embeddings": False, "head_dim": 16}),
     ],
     ids=str,
 )
@@ -222,6 +226,8 @@ def test_twenty_training_steps_have_the_same_losses(kind):
         ("qwen2", ["layers.0.self_attn.q_proj.bias", "layers.1.self_attn.v_proj.weight"]),
         ("qwen3", ["layers.0.self_attn.q_norm.weight"]),
         ("qwen3", ["layers.1.self_attn.k_norm.weight", "layers.2.self_attn.q_proj.weight"]),
+        ("gemma", ["layers.1.input_layernorm.weight"]),
+        ("gemma", ["layers.1.post_attention_layernorm.weight", "embed_tokens.weight"]),
     ],
     ids=str,
 )
@@ -293,7 +299,8 @@ class Doubled(nn.Module):
 @pytest.mark.parametrize(
     "kind, name",
     [("llama", "self_attn.q_proj"), ("llama", "mlp.down_proj"), ("llama", "post_attention_layernorm"),
-     ("qwen2", "self_attn.k_proj"), ("qwen3", "self_attn.k_norm")],
+     ("qwen2", "self_attn.k_proj"), ("qwen3", "self_attn.k_norm"),
+     ("gemma", "post_attention_layernorm")],
 )  # fmt: skip
 def test_a_parametrized_weight(kind, name):
     patched, plain = pair(kind)
@@ -321,6 +328,8 @@ def test_a_pruned_weight(name):
         ("qwen3", "layers.1.self_attn.q_norm"),
         ("qwen3", "layers.0.self_attn.k_norm"),
         ("qwen3", "layers.1"),
+        ("gemma", "layers.1.post_attention_layernorm"),
+        ("gemma", "layers.1"),
     ],
 )  # fmt: skip
 def test_a_hook_sees_what_it_did_and_is_warned_of_once(kind, at, caplog):
@@ -347,11 +356,16 @@ def test_a_bias_that_is_taken_away_or_added():
         assert_agree(patched, plain, input_ids=tokens(2, 12))
 
 
-@pytest.mark.parametrize("at", ["layers.1.self_attn.k_norm", "layers.1.post_attention_layernorm"])
-def test_a_norm_with_an_eps_of_its_own(at, caplog):
-    patched, plain = pair("qwen3")
+@pytest.mark.parametrize(
+    "kind, at",
+    [("qwen3", "layers.1.self_attn.k_norm"), ("qwen3", "layers.1.post_attention_layernorm"),
+     ("gemma", "layers.2.input_layernorm")],
+)  # fmt: skip
+def test_a_norm_with_an_eps_of_its_own(kind, at, caplog):
+    patched, plain = pair(kind)
     for model in (patched, plain):
-        model.model.get_submodule(at).variance_epsilon = 0.5
+        norm = model.model.get_submodule(at)
+        setattr(norm, "eps" if kind == "gemma" else "variance_epsilon", 0.5)
     with caplog.at_level(logging.WARNING, "coda_torch"):
         assert_agree(patched, plain, input_ids=tokens(2, 12))
     assert "runs unfused, since its norms have different eps" in caplog.text
@@ -540,7 +554,10 @@ def test_bfloat16_and_autocast_stay_near_to_float32(kind):
         ("Qwen3", {"head_dim": 128, "attention_bias": True}, "attention_bias is True; coda_torch needs False"),
         ("Qwen3", {"head_dim": 64, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
          "one of layer_types is 'sliding_attention'"),
-        ("Gemma", {}, "GEGLU"),
+        ("Gemma", {"hidden_act": "silu"}, "hidden_act is 'silu'; coda_torch needs 'gelu_pytorch_tanh'"),
+        ("Gemma", {"attention_bias": True}, "attention_bias is True"),
+        ("Gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("Gemma2", {"attn_implementation": "eager"}, "norms behind attention and MLP"),
         ("Llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("Llama", {"attention_bias": True}, "attention_bias is True"),
         ("Llama", {"mlp_bias": True}, "mlp_bias is True"),
@@ -553,12 +570,19 @@ def test_bfloat16_and_autocast_stay_near_to_float32(kind):
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_patched_is_refused_by_what_is_missing(kind, options, message):
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **DEFAULTS.get(kind, {}), **options})
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     before = vars(model).keys()
     with pytest.raises(NotImplementedError, match=message):
         coda_torch.patch(model)
     assert vars(model).keys() == before and not hasattr(model.model, "coda_boundaries")
+
+
+def test_a_gemma_whose_embedding_does_not_scale_is_refused():
+    model = plain_model("gemma")
+    model.model.embed_tokens = nn.Embedding(VOCAB, 64)
+    with pytest.raises(NotImplementedError, match="embed_tokens is 'Embedding'; coda_torch needs an embedding that scales"):
+        coda_torch.patch(model)
 
 
 def test_patching_twice_and_unpatching_what_is_not():

@@ -44,9 +44,12 @@ def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
-def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps):
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
+
+
+def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, activation="silu"):
     h_mid = h + linear(a, wo)
-    return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, F.silu), w_down)
+    return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, ACTIVATIONS[activation]), w_down)
 
 
 def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps, bq=None, bk=None, bv=None, q_norm=None, k_norm=None):

@@ -56,7 +56,7 @@ void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeight
                                .qkv = qkv});
 }
 
-template <class Engine, class E>
+template <class Engine, class E, class Function>
 void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights, Matrix<const E> h_in,
                  Matrix<const E> attention, const MlpTape<E>& tape, const LayerScratch<E>& scratch, Stream<E> out) {
   const int64_t m = h_in.rows, d = h_in.cols;
@@ -65,9 +65,11 @@ void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights,
   gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = tape.h_mid, .sum_sq = sum_sq});
   inv_rms(engine, sum_sq, d, rms_eps, tape.inv_rms_mid);
   const Matrix<const E> h_mid = tape.h_mid;
-  if (tape.gate_up.data != nullptr)
+  bool keep = true;
+  if constexpr (std::is_same_v<Function, Swiglu>) keep = tape.gate_up.data != nullptr;
+  if (keep)
     gemm(engine, h_mid, weights.gate_up,
-         RmsNormSwiGlu<Tensors<E>>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
+         RmsNormGlu<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
   else
     gemm(engine, h_mid, weights.gate_up,
          RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = tape.inv_rms_mid, .y = scratch.y});
@@ -101,7 +103,7 @@ void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matri
     gemm(engine, transpose(a), transpose(b), StoreFloat{.out = out});
 }
 
-template <class Engine, class E>
+template <class Engine, class E, class Function>
 void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
                   const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
                   const LayerGradients& gradients, bool add) {
@@ -112,11 +114,11 @@ void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E
   // B3
   const Matrix<float> dot_z = row_slots(scratch.partial, m, y.cols);
   gemm(engine, d_h_next, transpose(weights.down),
-       SwiGluBackward<Tensors<E>>{.inv_rms = tape.inv_rms_mid,
-                                  .gate_up = tape.gate_up,
-                                  .d_gate_up = scratch.d_gate_up,
-                                  .y = scratch.y,
-                                  .dot_z = dot_z});
+       GluBackward<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid,
+                                         .gate_up = tape.gate_up,
+                                         .d_gate_up = scratch.d_gate_up,
+                                         .y = scratch.y,
+                                         .dot_z = dot_z});
   mean_dot(engine, dot_z, d, s);
   weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
 
