@@ -16,6 +16,14 @@ struct Projections {
   int64_t head_dim;
   double eps;  // of the norms
 
+  bool biased() const { return bq || bk || bv; }
+  /// Throws OperandError beside a bias.
+  bool normed() const {
+    const bool any = q_norm || k_norm;
+    if (any && biased()) throw OperandError("q_norm", "beside a bias", "to be without one");
+    return any;
+  }
+
   PackedRows q_rows() const { return {.order = PackedRows::Order::half_split, .first = 0, .head_dim = head_dim}; }
   PackedRows k_rows() const {
     return {.order = PackedRows::Order::half_split, .first = wq.size(0), .head_dim = head_dim};
@@ -29,12 +37,13 @@ struct Projections {
             "the norm's weight in front of q_proj"};
   }
   std::vector<ColumnPart> bias() const {
-    return {{"q_proj.bias", *bq, q_rows(), wq.size(0)},
-            {"k_proj.bias", *bk, k_rows(), wk.size(0)},
-            {"v_proj.bias", *bv, v_rows(), wv.size(0)}};
+    return {{"q_proj.bias", bq, wq.size(0), q_rows(), wq.size(0)},
+            {"k_proj.bias", bk, wk.size(0), k_rows(), wk.size(0)},
+            {"v_proj.bias", bv, wv.size(0), v_rows(), wv.size(0)}};
   }
   std::vector<ColumnPart> norms() const {
-    return {{"q_norm.weight", *q_norm, q_rows(), wq.size(0)}, {"k_norm.weight", *k_norm, k_rows(), wk.size(0)}};
+    return {{"q_norm.weight", q_norm, head_dim, q_rows(), wq.size(0)},
+            {"k_norm.weight", k_norm, head_dim, k_rows(), wk.size(0)}};
   }
   template <class Engine>
   llama::Places<Engine> places() const {
@@ -60,14 +69,15 @@ struct Qkv {
 template <class Engine, class E>
 Qkv qkv_forward(Engine& engine, const Projections& of, const Tensor& h, const Tensor& inv_rms, bool keep) {
   const int64_t m = h.size(0), n = of.width();
-  Qkv out{empty<E>(h, {m, n}), empty<E>(h, {of.q_norm && keep ? m : 0, n})};
+  const bool normed = of.normed();
+  Qkv out{empty<E>(h, {m, n}), empty<E>(h, {normed && keep ? m : 0, n})};
   const Tensor packed_weight = packed<E>(engine, of.weight());
   const llama::Places<Engine> places = of.places<Engine>();
   const llama::Stream<const E> in{matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")};
   const Matrix<const E> w = matrix<const E>(packed_weight, "qkv");
   const Matrix<E> qkv = matrix<E>(out.qkv, "qkv");
-  if (of.bq) {
-    const Tensor bias = packed_columns(engine, of.bias(), n);
+  if (of.biased()) {
+    const Tensor bias = packed_columns(engine, of.bias(), h, n);
     gemm(engine, in.h, w,
          RmsNormRope<Tensors<E>, WithBias>{.inv_rms = in.inv_rms,
                                            .position = places.positions,
@@ -75,8 +85,8 @@ Qkv qkv_forward(Engine& engine, const Projections& of, const Tensor& h, const Te
                                            .turns_low = places.turns_low,
                                            .bias = vector<const float>(bias, "bias"),
                                            .qkv = qkv});
-  } else if (of.q_norm) {
-    const Tensor gamma = packed_columns(engine, of.norms(), n);
+  } else if (normed) {
+    const Tensor gamma = packed_columns(engine, of.norms(), h, n);
     with_head_width(of.head_dim, [&]<class Width>(Width) {
       // A head of 64 has the program that keeps z only.
       using Keep = std::conditional_t<Width::value == 128, DropUnnormed, KeepUnnormed>;
@@ -132,6 +142,7 @@ template <class Engine, class E>
 QkvGradients qkv_backward(Engine& engine, const Projections& of, const Tensor& d_qkv, const Tensor& h, const Qkv& made,
                           const Tensor& inv_rms, const std::optional<Tensor>& d_residual, const QkvNeeds& needed) {
   const int64_t m = h.size(0), n = of.width();
+  const bool normed = of.normed();
   const Weight weight = of.weight();
   const Tensor packed_weight = packed<E>(engine, weight);
   const Tensor d_products = empty<E>(h, {m, n}), partial = empty<float>(h, {coda::detail::row_slot_count(n), m}),
@@ -148,8 +159,8 @@ QkvGradients qkv_backward(Engine& engine, const Projections& of, const Tensor& d
                         residual = d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{};
   const Matrix<E> d_out = matrix<E>(d_products, "d_qkv"), d_h = matrix<E>(out.d_h, "d_h");
 
-  if (of.bq) {
-    const Tensor bias = packed_columns(engine, of.bias(), n), slots = empty<float>(h, {column_slot_count(m), n});
+  if (of.biased()) {
+    const Tensor bias = packed_columns(engine, of.bias(), h, n), slots = empty<float>(h, {column_slot_count(m), n});
     map(engine, d,
         RopeBackward<Tensors<E>, WithBias>{.inv_rms = in.inv_rms,
                                            .position = places.positions,
@@ -162,8 +173,8 @@ QkvGradients qkv_backward(Engine& engine, const Projections& of, const Tensor& d
                                            .dot = dot});
     out.bias = column_gradients(engine, of.bias(), slots, needed.bias);
     llama::normed_product_backward<Engine, E>(engine, w, in, dot, s, d_out, residual, d_h);
-  } else if (of.q_norm) {
-    const Tensor gamma = packed_columns(engine, of.norms(), n), slots = empty<float>(h, {column_slot_count(m), n});
+  } else if (normed) {
+    const Tensor gamma = packed_columns(engine, of.norms(), h, n), slots = empty<float>(h, {column_slot_count(m), n});
     with_head_width(of.head_dim, [&]<class Width>(Width) {
       map(engine, d,
           HeadNormRopeBackward<Tensors<E>, Width>{.eps = static_cast<float>(of.eps),

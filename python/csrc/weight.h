@@ -151,20 +151,25 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
 /// A vector that a value for each of a product's columns is made of: a bias, or what repeats over n / size heads.
 struct ColumnPart {
   const char* name;
-  Tensor plain;     // [size]
+  std::optional<Tensor> plain;  // [size]
+  int64_t size;
   PackedRows rows;  // of the columns in the product
   int64_t n;        // columns
 };
 
-/// [width] in float. Columns of no part are not written.
+/// [width] in float. Columns of no part are not written. Throws OperandError for a part that is missing or of another size.
 template <class Engine>
-Tensor packed_columns(Engine& engine, const std::vector<ColumnPart>& parts, int64_t width) {
-  Tensor out = empty<float>(parts.front().plain, {width});
-  for (const ColumnPart& part : parts)
-    with_element(part.plain, part.name, [&]<class W>(std::type_identity<W>) {
-      llama::pack_vector(engine, vector<const W>(part.plain, part.name), part.rows, part.n,
+Tensor packed_columns(Engine& engine, const std::vector<ColumnPart>& parts, const Tensor& like, int64_t width) {
+  Tensor out = empty<float>(like, {width});
+  for (const ColumnPart& part : parts) {
+    if (!part.plain || part.plain->numel() != part.size)
+      throw OperandError(part.name, part.plain ? std::to_string(part.plain->numel()) + " values" : "missing",
+                         std::to_string(part.size));
+    with_element(*part.plain, part.name, [&]<class W>(std::type_identity<W>) {
+      llama::pack_vector(engine, vector<const W>(*part.plain, part.name), part.rows, part.n,
                          vector<float>(out, "columns"));
     });
+  }
   return out;
 }
 
@@ -182,9 +187,10 @@ std::vector<Tensor> column_gradients(Engine& engine, const std::vector<ColumnPar
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < parts.size(); ++i) {
     const ColumnPart& part = parts[i];
-    Tensor d = needed[i] ? empty(part.plain, {part.plain.size(0)}, part.plain.scalar_type()) : not_asked(part.plain);
+    const Tensor& plain = *part.plain;
+    Tensor d = needed[i] ? empty(plain, {part.size}, plain.scalar_type()) : not_asked(plain);
     if (needed[i])
-      with_element(part.plain, part.name, [&]<class W>(std::type_identity<W>) {
+      with_element(plain, part.name, [&]<class W>(std::type_identity<W>) {
         llama::unpack_vector_gradient(engine, vector<const float>(sum, "gradient"), part.rows, part.n,
                                       vector<W>(d, part.name));
       });

@@ -360,3 +360,25 @@ def test_what_a_call_lacks_is_said(call, error, message):
     with pytest.raises(error) as raised:
         call()
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"bq": torch.zeros(128)}, "k_proj.bias is missing; it needs 64"),
+        ({"bk": torch.zeros(64)}, "q_proj.bias is missing; it needs 128"),
+        ({"q_norm": torch.zeros(32), "head_dim": 64}, "q_norm.weight is 32 values; it needs 64"),
+        ({"q_norm": torch.zeros(64), "head_dim": 64}, "k_norm.weight is missing; it needs 64"),
+        ({"q_norm": torch.zeros(32), "k_norm": torch.zeros(32)}, "head_dim is 32 beside q_norm; it needs 64 or 128"),
+        ({"bq": torch.zeros(128), "q_norm": torch.zeros(32)}, "q_norm is beside a bias; it needs to be without one"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_an_operator_called_by_its_name_refuses_them_too(changes, message):
+    case = CASES["norm_linear_rope"]
+    operands, given = case.operands((4,), F32, F32), case.given((4,))
+    options = dict.fromkeys(("bq", "bk", "bv", "q_norm", "k_norm"))
+    given = {"position": given["position"].to(torch.int32), "turns": TURNS, "head_dim": HEAD_DIM}
+    with pytest.raises(RuntimeError) as raised:
+        torch.ops.coda.norm_linear_rope(**{**operands, **options, **given, **changes}, eps=1e-5, keep=True)
+    assert message in str(raised.value)
