@@ -21,6 +21,7 @@ from . import functional
 logger = logging.getLogger("coda_torch")
 
 _STATE = "_coda_torch"
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}  # by config.hidden_act
 
 
 def _hooked(module):
@@ -77,8 +78,7 @@ class _Family:
     eager: typing.Callable  # attention without a kernel
     window: typing.Callable | None = None  # of sliding attention: what its attention says of it
     slides: bool = False  # whether every layer has config.sliding_window
-    activations: tuple = ("silu", "swish")  # names in its configuration for what coda has as `activation`
-    activation: str = "silu"
+    activation: str = "silu"  # of its MLP, as functional's
     eps: str = "variance_epsilon"  # its norms' name for it
     from_one: bool = False  # whether its norms' weights are distances from 1
     scaled: bool = False  # whether its embedding scales
@@ -435,8 +435,7 @@ def _families():
         "Mistral": {"window": lambda attention: attention.config.sliding_window, "slides": True},
         "Qwen2": {"window": lambda attention: attention.sliding_window, "biased": True},
         "Qwen3": {"window": lambda attention: attention.sliding_window, "normed": True},
-        "Gemma": {"activations": ("gelu_pytorch_tanh",), "activation": "gelu_tanh", "eps": "eps", "from_one": True,
-                  "scaled": True},
+        "Gemma": {"eps": "eps", "from_one": True, "scaled": True},
     }
     for name, of_kind in of_kinds.items():
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
@@ -465,7 +464,7 @@ def _check(model, families):
     family = families[type(model)]
     head_dim = model.model.layers[0].self_attn.head_dim
     wants = [
-        ("hidden_act", config.hidden_act, config.hidden_act in family.activations, repr(family.activations[0])),
+        ("hidden_act", config.hidden_act, config.hidden_act in _ACTIVATIONS, f"one of {list(_ACTIVATIONS)}"),
         ("use_bidirectional_attention", True, not getattr(config, "use_bidirectional_attention", None), "None or False"),
         ("head_dim", head_dim, head_dim in functional.NORMED_HEADS if family.normed else head_dim % 16 == 0,
          "64 or 128 under norms over heads" if family.normed else "a multiple of 16"),
@@ -500,8 +499,8 @@ def patch(model):
     """
     families = _families()
     _check(model, families)
-    family = families[type(model)]
     inner = model.model
+    family = dataclasses.replace(families[type(model)], activation=_ACTIVATIONS[inner.config.hidden_act])
     state = _State(model, family)
     layers = list(inner.layers)
     boundaries = Boundaries(

@@ -58,8 +58,10 @@ def test_no_operator_is_left_unchecked():
     assert checked == {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("coda::")}
 
 
-@every_operator
-def test_one_graph_under_compile(case):
+# With operands in front of the rotation patch_test.py compiles them, in a Qwen2 and a Qwen3.
+@pytest.mark.parametrize("name", [name for name in CASES if " with " not in name])
+def test_one_graph_under_compile(name):
+    case = CASES[name]
     torch.compiler.reset()
 
     @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
