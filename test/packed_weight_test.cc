@@ -98,6 +98,42 @@ TEST(PackedWeight, IsThePlainOneFoldedAndSoIsItsGradient) {
   }
 }
 
+/// The columns of 5 heads, 16 behind the first of 112, from a vector of `size` values; the others stay as they are.
+template <class W>
+void check_vector(int64_t size) {
+  constexpr int64_t kColumns = 80, kFirst = 16, kPacked = 112;
+  const PackedRows rows{.order = Order::half_split, .first = kFirst, .head_dim = 16};
+  const auto plain = normals<W>(size, 1);
+  std::vector<float> packed(kPacked, kPoison);
+  Cpu cpu(2);
+  pack_vector(cpu, Vector<const W>(plain.data(), size), rows, kColumns, Vector<float>(packed.data(), kPacked));
+  for (int64_t i = 0; i < kColumns; ++i) ASSERT_EQ(packed[rows.packed(i)], float{plain[i % size]}) << "column " << i;
+  for (int64_t i = 0; i < kPacked; ++i)
+    if (i < kFirst || i >= kFirst + kColumns) {
+      ASSERT_TRUE(std::isnan(packed[i])) << "column " << i;
+    }
+
+  const auto d_packed = normals<float>(kPacked, 2);
+  std::vector<W> d_plain(size, W(kPoison));
+  unpack_vector_gradient(cpu, Vector<const float>(d_packed.data(), kPacked), rows, kColumns,
+                         Vector<W>(d_plain.data(), size));
+  for (int64_t j = 0; j < size; ++j) {
+    double want = 0, sum_of_sizes = 0;
+    for (int64_t i = j; i < kColumns; i += size) {
+      want += double{d_packed[rows.packed(i)]};
+      sum_of_sizes += std::abs(double{d_packed[rows.packed(i)]});
+    }
+    ASSERT_NEAR(double{d_plain[j]}, want, rounding<W>(want) + sum_of_sizes * 4 * 0x1p-24) << "element " << j;
+  }
+}
+
+TEST(PackedWeight, AVectorIsSpreadOverColumnsAndItsGradientSummedOverHeads) {
+  for (const int64_t size : {80, 16}) {
+    check_vector<float>(size);
+    check_vector<bf16>(size);
+  }
+}
+
 TEST(PackedWeight, GradientsThatAreNotAskedForAreNotWritten) {
   constexpr int64_t kRows = 16, kCols = 8;
   const auto plain = normals<float>(kRows * kCols, 1), d_packed = normals<float>(kRows * kCols, 2),

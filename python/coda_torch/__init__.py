@@ -1,7 +1,7 @@
 """coda inside PyTorch: Llama blocks whose small operators run in the epilogues of their matrix products.
 
     import coda_torch
-    coda_torch.patch(model)          # a Hugging Face LlamaForCausalLM; the rest of the training script stays
+    coda_torch.patch(model)          # a Hugging Face Llama, Mistral, Qwen2, Qwen3 or Gemma; the rest of the script stays
 
 or, in a model of one's own, the operators: norm_linear_rope, norm_linear_swiglu, linear_swiglu, linear_geglu,
 linear_residual, linear_cross_entropy, and block, a whole layer but attention. They run on CPUs (float32, bfloat16) and on

@@ -11,7 +11,9 @@ from torch import Tensor
 from .operators import coda
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-_GLU = {"silu": 0, "none": 1, "tanh": 2}
+_GLU = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}  # by torch's name of the approximation
+NORMED_HEADS = (64, 128)  # what norms over heads are compiled for
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -105,6 +107,12 @@ def _gate_up(w_gate, w_up, x):
     return w_gate, _parameter(w_up, "w_up", x, tuple(w_gate.shape))
 
 
+def _glu(activation):
+    if activation not in _GLU:
+        raise ValueError(f"activation is {activation!r}; it needs to be 'silu', 'gelu' or 'gelu_tanh'")
+    return _GLU[activation]
+
+
 def _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down):
     """Attention's output and the stream as matrices, the stream's leading dimensions, and the weights, checked."""
     h, lead = _activations(h, "h")
@@ -124,6 +132,30 @@ def _qkv(wq, wk, wv, x, head_dim):
         if w.shape[0] % head_dim != 0:
             _refuse(f"{name}'s number of rows", w.shape[0], f"a multiple of head_dim, {head_dim}")
     return wq, wk, _parameter(wv, "wv", x, tuple(wk.shape))
+
+
+def _all_or_none(given, whose):
+    """Whether operands that belong together are there."""
+    missing = [name for name, x in given.items() if x is None]
+    if missing and len(missing) < len(given):
+        there = next(name for name in given if name not in missing)
+        raise TypeError(f"{missing[0]} is None beside {there}; it needs to be a tensor: {whose} or none has")
+    return not missing
+
+
+def _in_front_of_rotation(bq, bk, bv, q_norm, k_norm, wq, wk, x, head_dim):
+    """The optional operands (bq, bk, bv, q_norm, k_norm): biases, or norms over heads, or neither."""
+    biased = _all_or_none({"bq": bq, "bk": bk, "bv": bv}, "q, k and v have biases")
+    normed = _all_or_none({"q_norm": q_norm, "k_norm": k_norm}, "q and k have norms")
+    if biased and normed:
+        raise NotImplementedError("q_norm is beside bq; coda has biases or norms over heads in front of the rotation")
+    if biased:
+        bq, bk, bv = (_parameter(b, n, x, w.shape[:1]) for b, n, w in ((bq, "bq", wq), (bk, "bk", wk), (bv, "bv", wk)))
+    if normed:
+        if head_dim not in NORMED_HEADS:
+            _refuse("head_dim", f"{head_dim} beside q_norm", "64 or 128", NotImplementedError)
+        q_norm, k_norm = (_parameter(w, n, x, (head_dim,)) for w, n in ((q_norm, "q_norm"), (k_norm, "k_norm")))
+    return bq, bk, bv, q_norm, k_norm
 
 
 def _rotary(position, turns, x, width):
@@ -159,35 +191,46 @@ def _split_heads(qkv, lead, wq, wk, wv):
     return _lead(q, lead), _lead(k, lead), _lead(v, lead)
 
 
-def block(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
+def block(
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, *, head_dim, eps=1e-6,
+    activation="silu", bq=None, bk=None, bv=None, q_norm=None, k_norm=None,
+):  # fmt: skip
     """From one layer's attention to the next one's: (h_next, q, k, v).
 
         h_mid  = h + a woᵀ
-        h_next = h_mid + swiglu(norm(h_mid; gamma_mlp), w_gate, w_up) w_downᵀ
-        q, k, v = norm(h_next; gamma_attention) by wq, wk, wv; q and k turned by their positions
+        h_next = h_mid + (f(x w_gateᵀ) · (x w_upᵀ)) w_downᵀ, x = norm(h_mid; gamma_mlp)
+        q, k, v = norm(h_next; gamma_attention) by wq, wk, wv, plus bq, bk, bv
+        q, k    = norm(q; q_norm), norm(k; k_norm) over every head, turned by their positions
 
     a [..., heads · head_dim]: attention's output; h [..., d]: the residual stream; position [...]: integers; turns: rotary_turns.
-    q and k come in packed order: within a head, dimensions i and i + head_dim / 2 stand in blocks of 8. Their dot products are
-    what they would be otherwise. For the backward pass h_mid, h_next, q, k, v, gate and up are kept. head_dim is a multiple of
-    16, F of 8.
+    activation: f, "silu", "gelu" (erf's) or "gelu_tanh". The weight of a norm is what multiplies: of Gemma's, 1 + weight in float32.
+    Biases (Qwen 2) are one for each row of wq, wk, wv, all of them or none. Norms over heads (Qwen 3) are q_norm and k_norm
+    [head_dim], both or none, with a head_dim of 64 or 128 and no biases: NotImplementedError otherwise. q and k come in packed order:
+    within a head, dimensions i and i + head_dim / 2 stand in blocks of 8. Their dot products are what they would be otherwise. For
+    the backward pass h_mid, h_next, q, k, v, gate and up are kept, and under norms over heads what they take, too. head_dim is a
+    multiple of 16, F of 8.
     """
     a, h, lead, of_mlp = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
     gamma_attention = _parameter(gamma_attention, "gamma_attention", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
-    weights = (*of_mlp, gamma_attention, wq, wk, wv)
-    h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, eps, _keeps(a, h, *weights))
+    of_heads = _in_front_of_rotation(bq, bk, bv, q_norm, k_norm, wq, wk, h, head_dim)
+    weights = (*of_mlp, gamma_attention, wq, wk, wv, *of_heads)
+    h_next, qkv, *_ = coda.block(a, h, *weights, position, turns, head_dim, _glu(activation), eps, _keeps(a, h, *weights))
     return (_lead(h_next, lead), *_split_heads(qkv, lead, wq, wk, wv))
 
 
-def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6):
+def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, *, eps=1e-6, activation="silu"):
     """The last layer's part of block: h_next [..., d]."""
     a, h, lead, weights = _mlp(a, h, wo, gamma_mlp, w_gate, w_up, w_down)
-    return _lead(coda.block_tail(a, h, *weights, eps, _keeps(a, h, *weights))[0], lead)
+    return _lead(coda.block_tail(a, h, *weights, _glu(activation), eps, _keeps(a, h, *weights))[0], lead)
 
 
-def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6):
-    """q, k and v of norm(h; gamma), q and k turned by their positions and in packed order, as block's.
+def norm_linear_rope(
+    h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-6, bq=None, bk=None, bv=None, q_norm=None, k_norm=None
+):  # fmt: skip
+    """q, k and v of norm(h; gamma), with biases or norms over heads; q and k turned by their positions and in packed order. As
+    block's.
 
     One product and a pass over h for its norm; the backward pass has one elementwise pass, over the gradients of q, k and v.
     """
@@ -195,7 +238,8 @@ def norm_linear_rope(h, gamma, wq, wk, wv, position, turns, *, head_dim, eps=1e-
     gamma = _parameter(gamma, "gamma", h, (h.shape[1],))
     wq, wk, wv = _qkv(wq, wk, wv, h, head_dim)
     position, turns = _rotary(position, turns, h, wq.shape[0] + 2 * wk.shape[0])
-    qkv, _ = coda.norm_linear_rope(h, gamma, wq, wk, wv, position, turns, head_dim, eps)
+    weights = (gamma, wq, wk, wv, *_in_front_of_rotation(bq, bk, bv, q_norm, k_norm, wq, wk, h, head_dim))
+    qkv, *_ = coda.norm_linear_rope(h, *weights, position, turns, head_dim, eps, _keeps(h, *weights))
     return _split_heads(qkv, lead, wq, wk, wv)
 
 
@@ -224,9 +268,9 @@ def linear_swiglu(x, w_gate, w_up):
 
 def linear_geglu(x, w_gate, w_up, *, approximate="none"):
     """gelu(x w_gateᵀ) · (x w_upᵀ) [..., F]; approximate: "none" is erf's, "tanh" the approximation."""
-    if approximate not in ("none", "tanh"):
+    if approximate not in _GELU:
         raise ValueError(f"approximate is {approximate!r}; it needs to be 'none' or 'tanh'")
-    return _linear_glu(x, None, w_gate, w_up, approximate, 0.0, "x")
+    return _linear_glu(x, None, w_gate, w_up, _GELU[approximate], 0.0, "x")
 
 
 def linear_residual(x, weight, residual):

@@ -21,6 +21,7 @@ from . import functional
 logger = logging.getLogger("coda_torch")
 
 _STATE = "_coda_torch"
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}  # by config.hidden_act
 
 
 def _hooked(module):
@@ -29,7 +30,7 @@ def _hooked(module):
     )  # fmt: skip
 
 
-def _why_not_plain(name, module, kind):
+def _why_not_plain(name, module, kind, biased=False):
     """Why a submodule's formula is not what its class says; None if it is. A parametrized module has a class of its own."""
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}"
@@ -37,8 +38,8 @@ def _why_not_plain(name, module, kind):
         return f"{name} has a forward of its own"
     if _hooked(module):
         return f"{name} has a hook"
-    if module._parameters.get("bias") is not None:
-        return f"{name} has a bias"
+    if (module._parameters.get("bias") is not None) != biased:
+        return f"{name} has {'no' if biased else 'a'} bias"
     if module._parameters.get("weight") is None:
         return f"{name} has a weight that is no parameter of it"
     return None
@@ -60,8 +61,8 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, attention.layer_idx)
         run = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, self.family.eager)
-        if self.family.slides:
-            kwargs = {**kwargs, "sliding_window": attention.config.sliding_window}
+        if self.family.window is not None:
+            kwargs = {**kwargs, "sliding_window": self.family.window(attention)}
         dropout = attention.attention_dropout if attention.training else 0.0
         out, _ = run(attention, q, k, v, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
         return out.reshape(*out.shape[:2], -1)
@@ -75,20 +76,27 @@ class _Family:
     mlp: type
     rotate: typing.Callable
     eager: typing.Callable  # attention without a kernel
-    slides: bool  # whether its attention knows config.sliding_window
+    window: typing.Callable | None = None  # of sliding attention: what its attention says of it
+    slides: bool = False  # whether every layer has config.sliding_window
+    activation: str = "silu"  # of its MLP, as functional's
+    eps: str = "variance_epsilon"  # its norms' name for it
+    from_one: bool = False  # whether its norms' weights are distances from 1
+    scaled: bool = False  # whether its embedding scales
+    biased: bool = False  # whether q, k and v have biases
+    normed: bool = False  # whether every head of q and k has a norm
 
 
-# Parts: (name, module, class), in the order of the operator's weights. By _modules, in every step: a module's own lookup of a
-# name takes several times as long.
+# Parts: (name, module, class, whether it has a bias), in the order of the operator's weights. By _modules, in every step: a
+# module's own lookup of a name takes several times as long.
 
 
 def _mlp_parts(layer, family):
     modules = layer._modules
     mlp = modules["mlp"]._modules
     return [
-        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear),
-        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm),
-        *[(name, mlp[name], nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")],
+        ("o_proj", modules["self_attn"]._modules["o_proj"], nn.Linear, False),
+        ("post_attention_layernorm", modules["post_attention_layernorm"], family.norm, False),
+        *[(name, mlp[name], nn.Linear, False) for name in ("gate_proj", "up_proj", "down_proj")],
     ]
 
 
@@ -96,8 +104,9 @@ def _qkv_parts(layer, family):
     modules = layer._modules
     attention = modules["self_attn"]._modules
     return [
-        ("input_layernorm", modules["input_layernorm"], family.norm),
-        *[(name, attention[name], nn.Linear) for name in ("q_proj", "k_proj", "v_proj")],
+        ("input_layernorm", modules["input_layernorm"], family.norm, False),
+        *[(name, attention[name], nn.Linear, family.biased) for name in ("q_proj", "k_proj", "v_proj")],
+        *[(name, attention[name], family.norm, False) for name in ("q_norm", "k_norm") if family.normed],
     ]
 
 
@@ -110,9 +119,9 @@ class Boundary(nn.Module):
         # Its children are what the layers had when they were patched; what runs is what they have now.
         self.layer_modules, self.following_modules = nn.ModuleDict(), nn.ModuleDict()
         if layer is not None:
-            self.layer_modules.update({name: module for name, module, _ in _mlp_parts(layer, family)})
+            self.layer_modules.update({name: module for name, module, *_ in _mlp_parts(layer, family)})
         if following is not None:
-            self.following_modules.update({name: module for name, module, _ in _qkv_parts(following, family)})
+            self.following_modules.update({name: module for name, module, *_ in _qkv_parts(following, family)})
         self.head_dim = (layer or following).self_attn.head_dim
         self._layers = (layer, following)  # in a tuple: a module would be registered where it is kept
         self._index = index
@@ -136,6 +145,8 @@ class Boundary(nn.Module):
             reason = _why_not_plain(*part)
             if reason:
                 return parts, reason
+        if len({getattr(norm, self._family.eps) for _, norm, kind, _ in parts if kind is self._family.norm}) > 1:
+            return parts, "its norms have different eps"
         return parts, None
 
     def forward(self, h, places, a=None):
@@ -149,17 +160,27 @@ class Boundary(nn.Module):
 
     def _fused(self, parts, h, places, a):
         layer, following = self._layers
-        weights = [module._parameters["weight"] for _, module, _ in parts]
-        if layer is None:
-            eps = parts[0][1].variance_epsilon
-            q, k, v = functional.norm_linear_rope(
-                h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps
-            )
-            return h, q, k, v
-        eps = parts[1][1].variance_epsilon
+        family = self._family
+        parameters = {name: module._parameters for name, module, *_ in parts}
+        norms = {name: module for name, module, kind, _ in parts if kind is family.norm}
+        options = {"eps": getattr(next(iter(norms.values())), family.eps)}
+        if layer is not None:
+            options["activation"] = family.activation
+        if following is not None:
+            options["head_dim"] = self.head_dim
+            if family.biased:
+                options |= {f"b{x}": parameters[f"{x}_proj"]["bias"] for x in "qkv"}
+            if family.normed:
+                options |= {name: parameters.pop(name)["weight"] for name in ("q_norm", "k_norm")}
+        weights = [
+            1 + of_part["weight"].float() if family.from_one and name in norms else of_part["weight"]
+            for name, of_part in parameters.items()
+        ]
         if following is None:
-            return (functional.block_tail(a, h, *weights, eps=eps),)
-        return functional.block(a, h, *weights, places.position, places.turns, head_dim=self.head_dim, eps=eps)
+            return (functional.block_tail(a, h, *weights, **options),)
+        if layer is None:
+            return h, *functional.norm_linear_rope(h, *weights, places.position, places.turns, **options)
+        return functional.block(a, h, *weights, places.position, places.turns, **options)
 
     def _unfused(self, h, places, a):
         layer, following = self._layers
@@ -170,7 +191,10 @@ class Boundary(nn.Module):
             return (h,)
         x = following.input_layernorm(h)
         q, k, v = (getattr(following.self_attn, name)(x) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k))
+        q, k = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k))
+        if self._family.normed:
+            q, k = following.self_attn.q_norm(q), following.self_attn.k_norm(k)
+        q, k = (y.transpose(1, 2) for y in (q, k))
         q, k = self._family.rotate(q, k, *places.cos_sin(x))
         return h, q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2), v
 
@@ -230,7 +254,9 @@ def _model_forward(self, input_ids=None, attention_mask=None, position_ids=None,
         past = cache.get_seq_length() if cache is not None else 0
         position_ids = (torch.arange(h.shape[1], device=h.device) + past).unsqueeze(0)
     mask = None
-    if not causal:
+    if isinstance(attention_mask, dict):  # by the kind of layer, all of which are of one: as generate() has prepared it
+        mask = attention_mask["full_attention"]
+    elif not causal:
         slides = state.family.slides and self.config.sliding_window is not None
         mask = (create_sliding_window_causal_mask if slides else create_causal_mask)(
             config=self.config, inputs_embeds=h, attention_mask=attention_mask, position_ids=position_ids,
@@ -412,14 +438,21 @@ def _families():
     import importlib
 
     families = {}
-    for name in ("Llama", "Mistral"):
+    of_kinds = {
+        "Llama": {},
+        "Mistral": {"window": lambda attention: attention.config.sliding_window, "slides": True},
+        "Qwen2": {"window": lambda attention: attention.sliding_window, "biased": True},
+        "Qwen3": {"window": lambda attention: attention.sliding_window, "normed": True},
+        "Gemma": {"eps": "eps", "from_one": True, "scaled": True},
+    }
+    for name, of_kind in of_kinds.items():
         module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
         families[getattr(module, f"{name}ForCausalLM")] = _Family(
             norm=getattr(module, f"{name}RMSNorm"),
             mlp=getattr(module, f"{name}MLP"),
             rotate=module.apply_rotary_pos_emb,
             eager=module.eager_attention_forward,
-            slides=name == "Mistral",
+            **of_kind,
         )
     return families
 
@@ -427,10 +460,7 @@ def _families():
 def _check(model, families):
     if type(model) not in families:
         missing = {
-            "Qwen2ForCausalLM": "biases of q, k and v",
-            "Qwen3ForCausalLM": "norms of heads in the operators for PyTorch",
-            "GemmaForCausalLM": "GEGLU and (1 + weight) norms in the block operator",
-            "Gemma2ForCausalLM": "GEGLU, (1 + weight) norms, and norms behind attention and MLP",
+            "Gemma2ForCausalLM": "norms behind attention and MLP, and a cap of attention's scores",
         }
         name = type(model).__name__
         why = f"; for it coda_torch lacks {missing[name]}" if name in missing else ""
@@ -439,16 +469,25 @@ def _check(model, families):
     if hasattr(model.model, _STATE):
         raise ValueError("the model is patched already")
     config = model.config
+    family = families[type(model)]
+    head_dim = model.model.layers[0].self_attn.head_dim
     wants = [
-        ("hidden_act", config.hidden_act, config.hidden_act in ("silu", "swish"), "'silu'"),
-        ("head_dim", model.model.layers[0].self_attn.head_dim, model.model.layers[0].self_attn.head_dim % 16 == 0,
-         "a multiple of 16"),
+        ("hidden_act", config.hidden_act, config.hidden_act in _ACTIVATIONS, f"one of {list(_ACTIVATIONS)}"),
+        ("use_bidirectional_attention", True, not getattr(config, "use_bidirectional_attention", None), "None or False"),
+        ("head_dim", head_dim, head_dim in functional.NORMED_HEADS if family.normed else head_dim % 16 == 0,
+         "64 or 128 under norms over heads" if family.normed else "a multiple of 16"),
         ("intermediate_size", config.intermediate_size, config.intermediate_size % 8 == 0, "a multiple of 8"),
         ("attention_bias", getattr(config, "attention_bias", False), not getattr(config, "attention_bias", False), "False"),
         ("mlp_bias", getattr(config, "mlp_bias", False), not getattr(config, "mlp_bias", False), "False"),
         ("the scaling of attention by its rotary embedding", model.model.rotary_emb.attention_scaling,
          model.model.rotary_emb.attention_scaling == 1, "1"),
+        # In earlier transformers it was Gemma's model that scaled what it took from its embedding.
+        ("embed_tokens", type(model.model.embed_tokens).__name__,
+         not family.scaled or hasattr(model.model.embed_tokens, "embed_scale"), "an embedding that scales by itself"),
     ]  # fmt: skip
+    others = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
+    if not family.slides:
+        wants.append(("one of layer_types", others and others[0], not others, "'full_attention' in all of them"))
     rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
     wants.append(("rope_type", rope_type, rope_type in ("default", "linear", "llama3"), "'default', 'linear' or 'llama3'"))
     for name, got, ok, needs in wants:
@@ -457,7 +496,7 @@ def _check(model, families):
 
 
 def patch(model):
-    """Makes a LlamaForCausalLM or MistralForCausalLM run on coda's operators, in place, and returns it.
+    """Makes a Llama, Mistral, Qwen2, Qwen3 or GemmaForCausalLM run on coda's operators, in place, and returns it.
 
     What stays: parameters, buffers, their names and state_dict() both ways, generate(), the attention implementation,
     requires_grad=False, gradient checkpointing (its unit is a layer's attention and the boundary behind it). What
@@ -468,8 +507,8 @@ def patch(model):
     """
     families = _families()
     _check(model, families)
-    family = families[type(model)]
     inner = model.model
+    family = dataclasses.replace(families[type(model)], activation=_ACTIVATIONS[inner.config.hidden_act])
     state = _State(model, family)
     layers = list(inner.layers)
     boundaries = Boundaries(

@@ -26,9 +26,13 @@ def _zeros_if_none(gradient, like):
     return torch.zeros_like(like) if gradient is None else gradient.contiguous()
 
 
-def _masked(parameters, mask):
-    """What a backward operator returns for parameters: their shapes, or nothing where the mask has no bit."""
-    return tuple(torch.empty_like(p) if mask >> bit & 1 else p.new_empty(0) for bit, p in enumerate(parameters))
+def _masked(parameters, mask, absent=None):
+    """What a backward operator returns for parameters: their shapes, or nothing where the mask has no bit. For an optional one
+    that is None, nothing of the type of `absent`."""
+    return tuple(
+        torch.empty_like(p) if p is not None and mask >> bit & 1 else (absent if p is None else p).new_empty(0)
+        for bit, p in enumerate(parameters)
+    )
 
 
 def _differentiated_once(name):
@@ -49,43 +53,48 @@ def _no_second_derivative(name):
 
 
 @register_fake("coda::block")
-def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, position, turns, head_dim, eps, keep):
+def _(
+    a, h, wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns,
+    head_dim, glu, eps, keep,
+):  # fmt: skip
     tokens, width = h.shape
     r = h.new_empty(tokens, dtype=torch.float32)
+    qkv_width = wq.shape[0] + wk.shape[0] + wv.shape[0]
     return (
         torch.empty_like(h),
-        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        h.new_empty(tokens, qkv_width),
         r,
         torch.empty_like(h),
         torch.empty_like(r),
         h.new_empty(tokens if keep else 0, 2 * w_gate.shape[0]),
+        h.new_empty(tokens if keep and q_norm is not None else 0, qkv_width),
     )
 
 
 @register_fake("coda::block_backward")
 def _(
-    d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down,
-    gamma_attention, wq, wk, wv, position, turns, head_dim, mask,
+    d_h_next, d_qkv, a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, unnormed, wo, gamma_mlp, w_gate, w_up,
+    w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, glu, eps, mask,
 ):  # fmt: skip
-    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv)
-    return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask))
+    parameters = (wo, gamma_mlp, w_gate, w_up, w_down, gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm)
+    return (torch.empty_like(a), torch.empty_like(h_next), *_masked(parameters, mask, absent=wq))
 
 
 def _block_setup(ctx, inputs, output):
-    a, h, *weights = inputs[:11]
-    position, turns, ctx.head_dim = inputs[11:14]
-    h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up = output
-    ctx.mark_non_differentiable(inv_rms_next, h_mid, inv_rms_mid, gate_up)
-    ctx.save_for_backward(a, h_next, qkv, inv_rms_next, h_mid, inv_rms_mid, gate_up, *weights, position, turns)
+    a, h, *weights = inputs[:16]
+    position, turns, *ctx.options, _ = inputs[16:]
+    h_next, qkv, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(a, h_next, qkv, *kept, *weights, position, turns)
 
 
 def _block_backward(ctx, d_h_next, d_qkv, *_):
     a, h_next, qkv, *saved = ctx.saved_tensors
-    needed = ctx.needs_input_grad[2:11]
+    needed = ctx.needs_input_grad[2:16]
     d_a, d_h, *d_weights = coda.block_backward(
-        _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, ctx.head_dim, _mask(needed)
+        _zeros_if_none(d_h_next, h_next), _zeros_if_none(d_qkv, qkv), a, h_next, qkv, *saved, *ctx.options, _mask(needed)
     )
-    return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None)
+    return (d_a, d_h, *_given(d_weights, needed), None, None, None, None, None, None)
 
 
 register_autograd("coda::block", _block_backward, setup_context=_block_setup)
@@ -93,7 +102,7 @@ _no_second_derivative("block_backward")
 
 
 @register_fake("coda::block_tail")
-def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep):
+def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep):
     tokens = h.shape[0]
     return (
         torch.empty_like(h),
@@ -104,12 +113,13 @@ def _(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep):
 
 
 @register_fake("coda::block_tail_backward")
-def _(d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down, mask):
+def _(d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp, w_gate, w_up, w_down, glu, mask):
     return (torch.empty_like(a), torch.empty_like(h_mid), *_masked((wo, gamma_mlp, w_gate, w_up, w_down), mask))
 
 
 def _tail_setup(ctx, inputs, output):
     a, h, *weights = inputs[:7]
+    ctx.glu = inputs[7]
     _, h_mid, inv_rms_mid, gate_up = output
     ctx.mark_non_differentiable(h_mid, inv_rms_mid, gate_up)
     ctx.save_for_backward(a, h_mid, inv_rms_mid, gate_up, *weights)
@@ -117,8 +127,8 @@ def _tail_setup(ctx, inputs, output):
 
 def _tail_backward(ctx, d_h_next, *_):
     needed = ctx.needs_input_grad[2:7]
-    d_a, d_h, *d_weights = coda.block_tail_backward(d_h_next.contiguous(), *ctx.saved_tensors, _mask(needed))
-    return (d_a, d_h, *_given(d_weights, needed), None, None)
+    d_a, d_h, *d_weights = coda.block_tail_backward(d_h_next.contiguous(), *ctx.saved_tensors, ctx.glu, _mask(needed))
+    return (d_a, d_h, *_given(d_weights, needed), None, None, None)
 
 
 register_autograd("coda::block_tail", _tail_backward, setup_context=_tail_setup)
@@ -129,33 +139,36 @@ _no_second_derivative("block_tail_backward")
 
 
 @register_fake("coda::norm_linear_rope")
-def _(h, gamma, wq, wk, wv, position, turns, head_dim, eps):
-    tokens = h.shape[0]
+def _(h, gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, keep):
+    tokens, width = h.shape[0], wq.shape[0] + wk.shape[0] + wv.shape[0]
     return (
-        h.new_empty(tokens, wq.shape[0] + wk.shape[0] + wv.shape[0]),
+        h.new_empty(tokens, width),
         h.new_empty(tokens, dtype=torch.float32),
+        h.new_empty(tokens if keep and q_norm is not None else 0, width),
     )
 
 
 @register_fake("coda::norm_linear_rope_backward")
-def _(d_qkv, h, qkv, inv_rms, gamma, wq, wk, wv, position, turns, head_dim, mask):
-    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv), mask))
+def _(
+    d_qkv, h, qkv, inv_rms, unnormed, gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps, mask
+):  # fmt: skip
+    return (torch.empty_like(h), *_masked((gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm), mask, absent=wq))
 
 
 def _rope_setup(ctx, inputs, output):
-    h, *weights = inputs[:5]
-    position, turns, ctx.head_dim = inputs[5:8]
-    qkv, inv_rms = output
-    ctx.mark_non_differentiable(inv_rms)
-    ctx.save_for_backward(h, qkv, inv_rms, *weights, position, turns)
+    h, *weights = inputs[:10]
+    position, turns, *ctx.options, _ = inputs[10:]
+    qkv, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(h, qkv, *kept, *weights, position, turns)
 
 
-def _rope_backward(ctx, d_qkv, _):
-    needed = ctx.needs_input_grad[1:5]
+def _rope_backward(ctx, d_qkv, *_):
+    needed = ctx.needs_input_grad[1:10]
     d_h, *d_weights = coda.norm_linear_rope_backward(
-        d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
+        d_qkv.contiguous(), *ctx.saved_tensors, *ctx.options, _mask(needed)
     )
-    return (d_h, *_given(d_weights, needed), None, None, None, None)
+    return (d_h, *_given(d_weights, needed), None, None, None, None, None)
 
 
 register_autograd("coda::norm_linear_rope", _rope_backward, setup_context=_rope_setup)

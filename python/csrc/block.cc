@@ -1,8 +1,8 @@
-// The operators of a Llama's layer boundaries: everything between two attentions, forward and backward (src/llama/layer.h).
-#include "llama/layer_rows.h"
+// The operators of a Llama's layer boundaries, and of its relatives': everything between two attentions, forward and backward (src/llama/layer.h).
+#include "glu.h"
+#include "heads.h"
 #include "norm.h"
 #include "operators.h"
-#include "weight.h"
 
 namespace coda::torch_ops {
 
@@ -11,8 +11,6 @@ namespace {
 using llama::LayerScratch;
 using llama::LayerWeights;
 using llama::MlpTape;
-using llama::Places;
-using llama::Stream;
 using Order = PackedRows::Order;
 
 Weight o_weight(const Tensor& wo) {
@@ -25,20 +23,6 @@ Weight gate_up_weight(const Tensor& w_gate, const Tensor& w_up, const Tensor& ga
   return {{{"gate_proj.weight", w_gate, {.order = Order::gate}}, {"up_proj.weight", w_up, {.order = Order::up}}},
           gamma,
           "the norm's weight in front of gate_proj"};
-}
-Weight qkv_weight(const Tensor& wq, const Tensor& wk, const Tensor& wv, int64_t head_dim, const Tensor& gamma) {
-  const int64_t q = wq.size(0), k = wk.size(0);
-  return {{{"q_proj.weight", wq, {.order = Order::half_split, .first = 0, .head_dim = head_dim}},
-           {"k_proj.weight", wk, {.order = Order::half_split, .first = q, .head_dim = head_dim}},
-           {"v_proj.weight", wv, {.order = Order::plain, .first = q + k}}},
-          gamma,
-          "the norm's weight in front of q_proj"};
-}
-
-template <class Engine>
-Places<Engine> places(const Tensor& position, const Tensor& turns) {
-  const Matrix<const float> both = matrix<const float>(turns, "turns");
-  return {{}, vector<const int32_t>(position, "position"), {both.row(0), both.cols}, {both.row(1), both.cols}};
 }
 
 /// Memory that a half of a layer needs, for rows of `width` columns at most.
@@ -63,7 +47,7 @@ struct Mlp {
 
 template <class Engine, class E>
 Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, const Tensor& gamma, const Tensor& w_gate,
-        const Tensor& w_up, const Tensor& w_down, double eps, bool keep) {
+        const Tensor& w_up, const Tensor& w_down, int64_t glu, double eps, bool keep) {
   const int64_t m = h.size(0), d = h.size(1), f = w_gate.size(0);
   Mlp out{empty<E>(h, {m, d}), empty<float>(h, {m}), empty<E>(h, {m, d}), empty<float>(h, {m}),
           empty<E>(h, {keep ? m : 0, 2 * f})};
@@ -74,44 +58,17 @@ Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, cons
                                 matrix<const E>(o, "o_proj.weight"),
                                 matrix<const E>(gate_up, "gate_up"),
                                 matrix<const E>(down, "down_proj.weight")};
-  const MlpTape<E> tape{matrix<E>(out.h_mid, "h_mid"), vector<float>(out.inv_rms_mid, "inv_rms_mid"),
-                        keep ? matrix<E>(out.gate_up, "gate_up") : Matrix<E>{}};
-  llama::mlp_forward<Engine, E>(engine, eps, weights, matrix<const E>(h, "h"), matrix<const E>(a, "a"), tape,
-                                scratch.views,
-                                {matrix<E>(out.h_next, "h_next"), vector<float>(out.inv_rms_next, "inv_rms_next")});
+  with_glu(glu, [&]<class Function>(Function) {
+    // Only SwiGLU has a program that keeps no gate and up.
+    const bool stored = keep || !std::is_same_v<Function, Swiglu>;
+    const Tensor kept = stored && !keep ? empty<E>(h, {m, 2 * f}) : out.gate_up;
+    const MlpTape<E> tape{matrix<E>(out.h_mid, "h_mid"), vector<float>(out.inv_rms_mid, "inv_rms_mid"),
+                          stored ? matrix<E>(kept, "gate_up") : Matrix<E>{}};
+    llama::mlp_forward<Engine, E, Function>(
+        engine, eps, weights, matrix<const E>(h, "h"), matrix<const E>(a, "a"), tape, scratch.views,
+        {matrix<E>(out.h_next, "h_next"), vector<float>(out.inv_rms_next, "inv_rms_next")});
+  });
   return out;
-}
-
-template <class Engine, class E>
-Tensor qkv(Engine& engine, const Tensor& h, const Tensor& inv_rms, const Weight& weight, const Tensor& position,
-           const Tensor& turns) {
-  Tensor out = empty<E>(h, {h.size(0), weight.rows()});
-  const Tensor w = packed<E>(engine, weight);
-  llama::qkv_forward<Engine, E>(engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-                                {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")},
-                                matrix<E>(out, "qkv"));
-  return out;
-}
-
-/// B4, its product, and the gradients of its weights. d_residual: what else reaches h.
-template <class Engine, class E>
-std::pair<Tensor, WeightGradients> qkv_gradients(Engine& engine, const Tensor& d_qkv, const Tensor& h,
-                                                 const Tensor& qkv, const Tensor& inv_rms, const Weight& weight,
-                                                 const Tensor& position, const Tensor& turns,
-                                                 const std::optional<Tensor>& d_residual,
-                                                 const std::vector<bool>& needed) {
-  const int64_t m = h.size(0), d = h.size(1), width = weight.rows();
-  const Tensor w = packed<E>(engine, weight);
-  const Tensor d_products = empty<E>(h, {m, width});
-  Tensor d_h = empty<E>(h, {m, d});
-  const Scratch<E> scratch(h, m, width, 0, true);
-  llama::qkv_backward<Engine, E>(
-      engine, places<Engine>(position, turns), {matrix<const E>(w, "qkv"), {}, {}, {}},
-      {matrix<const E>(h, "h"), vector<const float>(inv_rms, "inv_rms")}, matrix<const E>(qkv, "qkv"), scratch.views,
-      matrix<const E>(d_qkv, "d_qkv"), matrix<E>(d_products, "d_qkv"),
-      d_residual ? matrix<const E>(*d_residual, "d_residual") : Matrix<const E>{}, matrix<E>(d_h, "d_h"), {}, false);
-  return {d_h,
-          weight_gradients<E>(engine, weight, matrix<const E>(d_products, "d_qkv"), matrix<const E>(h, "h"), needed)};
 }
 
 struct MlpGradients {
@@ -122,7 +79,7 @@ struct MlpGradients {
 template <class Engine, class E>
 MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor& a, const Tensor& h_mid,
                            const Tensor& inv_rms_mid, const Tensor& gate_up, const Tensor& wo, const Tensor& gamma,
-                           const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, int64_t mask) {
+                           const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, int64_t glu, int64_t mask) {
   const int64_t m = h_mid.size(0), d = h_mid.size(1), f = w_gate.size(0);
   const Weight of_o = o_weight(wo), of_gate_up = gate_up_weight(w_gate, w_up, gamma), of_down = down_weight(w_down);
   MlpGradients out{empty<E>(a, {m, a.size(1)}), empty<E>(a, {m, d}), {}, {}, {}, {}, {}};
@@ -136,9 +93,11 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
                                   matrix<const E>(down, "down_proj.weight")};
     const MlpTape<E> tape{matrix<E>(h_mid, "h_mid"), vector<float>(inv_rms_mid, "inv_rms_mid"),
                           matrix<E>(gate_up, "gate_up")};
-    llama::mlp_backward<Engine, E>(engine, weights, matrix<const E>(a, "a"), tape, scratch.views,
-                                   matrix<const E>(d_h_next, "d_h_next"), matrix<E>(out.d_h, "d_h"),
-                                   matrix<E>(out.d_a, "d_a"), {}, false);
+    with_glu(glu, [&]<class Function>(Function) {
+      llama::mlp_backward<Engine, E, Function>(engine, weights, matrix<const E>(a, "a"), tape, scratch.views,
+                                               matrix<const E>(d_h_next, "d_h_next"), matrix<E>(out.d_h, "d_h"),
+                                               matrix<E>(out.d_a, "d_a"), {}, false);
+    });
   }
   const Matrix<const E> y = scratch.views.y, d_gate_up = scratch.views.d_gate_up;
   out.d_w_down =
@@ -154,66 +113,79 @@ MlpGradients mlp_gradients(Engine& engine, const Tensor& d_h_next, const Tensor&
 
 }  // namespace
 
-Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
-               double eps, bool keep) {
+Tensors7 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
+               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+               std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+               std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, int64_t glu, double eps,
+               bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
-    const Tensor next = qkv<Engine, E>(engine, half.h_next, half.inv_rms_next,
-                                       qkv_weight(wq, wk, wv, head_dim, gamma_attention), position, turns);
-    return Tensors6{half.h_next, next, half.inv_rms_next, half.h_mid, half.inv_rms_mid, half.gate_up};
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
+    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep);
+    const Qkv made = qkv_forward<Engine, E>(engine, next, half.h_next, half.inv_rms_next, keep);
+    return Tensors7{half.h_next,      made.qkv,     half.inv_rms_next, half.h_mid,
+                    half.inv_rms_mid, half.gate_up, made.unnormed};
   });
 }
 
-Tensors11 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
-                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate,
-                         Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv,
-                         Tensor position, Tensor turns, int64_t head_dim, int64_t mask) {
+Tensors16 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
+                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor unnormed, Tensor wo, Tensor gamma_mlp,
+                         Tensor w_gate, Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk,
+                         Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv,
+                         std::optional<Tensor> q_norm, std::optional<Tensor> k_norm, Tensor position, Tensor turns,
+                         int64_t head_dim, int64_t glu, double eps, int64_t mask) {
   return on_engine(h_next, [&]<class Engine, class E>(Engine& engine) {
-    const auto [d_h, of_qkv] = qkv_gradients<Engine, E>(
-        engine, d_qkv, h_next, qkv, inv_rms_next, qkv_weight(wq, wk, wv, head_dim, gamma_attention), position, turns,
-        d_h_next, {needs(mask, 6), needs(mask, 7), needs(mask, 8), needs(mask, 5)});
+    const Projections next{gamma_attention, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
+    const auto [d_h, d_weight, d_bias, d_norms] = qkv_backward<Engine, E>(engine, next, d_qkv, h_next, {qkv, unnormed},
+                                                                          inv_rms_next, d_h_next, QkvNeeds(mask, 5));
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
-                                                       w_gate, w_up, w_down, mask);
-    return Tensors11{half.d_a,      half.d_h,     half.d_wo,       half.d_gamma,    half.d_w_gate,  half.d_w_up,
-                     half.d_w_down, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
+                                                       w_gate, w_up, w_down, glu, mask);
+    return Tensors16{half.d_a,          half.d_h,          half.d_wo,         half.d_gamma,
+                     half.d_w_gate,     half.d_w_up,       half.d_w_down,     d_weight.gamma,
+                     d_weight.parts[0], d_weight.parts[1], d_weight.parts[2], d_bias[0],
+                     d_bias[1],         d_bias[2],         d_norms[0],        d_norms[1]};
   });
 }
 
 Tensors4 block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-                    double eps, bool keep) {
+                    int64_t glu, double eps, bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, keep);
+    const Mlp half = mlp<Engine, E>(engine, a, h, wo, gamma_mlp, w_gate, w_up, w_down, glu, eps, keep);
     return Tensors4{half.h_next, half.h_mid, half.inv_rms_mid, half.gate_up};
   });
 }
 
 Tensors7 block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo,
-                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t mask) {
+                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t glu, int64_t mask) {
   return on_engine(h_mid, [&]<class Engine, class E>(Engine& engine) {
     const MlpGradients half = mlp_gradients<Engine, E>(engine, d_h_next, a, h_mid, inv_rms_mid, gate_up, wo, gamma_mlp,
-                                                       w_gate, w_up, w_down, mask);
+                                                       w_gate, w_up, w_down, glu, mask);
     return Tensors7{half.d_a, half.d_h, half.d_wo, half.d_gamma, half.d_w_gate, half.d_w_up, half.d_w_down};
   });
 }
 
-Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns,
-                          int64_t head_dim, double eps) {
+Tensors3 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+                          std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                          std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, double eps,
+                          bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
     const Tensor inv_rms = inv_rms_of<Engine, E>(engine, h, eps);
-    return Tensors2{qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns),
-                    inv_rms};
+    const Qkv made = qkv_forward<Engine, E>(engine, of, h, inv_rms, keep);
+    return Tensors3{made.qkv, inv_rms, made.unnormed};
   });
 }
 
-Tensors5 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq,
-                                   Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
-                                   int64_t mask) {
+Tensors10 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor unnormed, Tensor gamma,
+                                    Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk,
+                                    std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                                    std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim,
+                                    double eps, int64_t mask) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    const auto [d_h, of_qkv] =
-        qkv_gradients<Engine, E>(engine, d_qkv, h, qkv, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position,
-                                 turns, std::nullopt, {needs(mask, 1), needs(mask, 2), needs(mask, 3), needs(mask, 0)});
-    return Tensors5{d_h, of_qkv.gamma, of_qkv.parts[0], of_qkv.parts[1], of_qkv.parts[2]};
+    const Projections of{gamma, wq, wk, wv, bq, bk, bv, q_norm, k_norm, position, turns, head_dim, eps};
+    const auto [d_h, d_weight, d_bias, d_norms] =
+        qkv_backward<Engine, E>(engine, of, d_qkv, h, {qkv, unnormed}, inv_rms, std::nullopt, QkvNeeds(mask, 0));
+    return Tensors10{d_h,       d_weight.gamma, d_weight.parts[0], d_weight.parts[1], d_weight.parts[2],
+                     d_bias[0], d_bias[1],      d_bias[2],         d_norms[0],        d_norms[1]};
   });
 }
 

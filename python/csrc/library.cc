@@ -4,32 +4,35 @@
 STABLE_TORCH_LIBRARY(coda, m) {
   m.def(
       "block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, "
-      "Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int head_dim, float "
-      "eps, "
-      "bool keep) -> (Tensor h_next, Tensor qkv, Tensor inv_rms_next, Tensor h_mid, Tensor inv_rms_mid, Tensor "
-      "gate_up)");
+      "Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor? bq, Tensor? bk, Tensor? bv, Tensor? q_norm, "
+      "Tensor? k_norm, Tensor position, Tensor turns, int head_dim, int glu, float eps, bool keep) -> (Tensor h_next, "
+      "Tensor qkv, Tensor inv_rms_next, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor unnormed)");
   m.def(
       "block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next, "
-      "Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, "
-      "Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, "
-      "int head_dim, int mask) -> (Tensor d_a, Tensor d_h, Tensor d_wo, Tensor d_gamma_mlp, Tensor d_w_gate, "
-      "Tensor d_w_up, Tensor d_w_down, Tensor d_gamma_attention, Tensor d_wq, Tensor d_wk, Tensor d_wv)");
+      "Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor unnormed, Tensor wo, Tensor gamma_mlp, Tensor w_gate, "
+      "Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor? bq, Tensor? bk, "
+      "Tensor? bv, Tensor? q_norm, Tensor? k_norm, Tensor position, Tensor turns, int head_dim, int glu, float eps, "
+      "int mask) "
+      "-> (Tensor d_a, Tensor d_h, Tensor d_wo, Tensor d_gamma_mlp, Tensor d_w_gate, Tensor d_w_up, Tensor d_w_down, "
+      "Tensor d_gamma_attention, Tensor d_wq, Tensor d_wk, Tensor d_wv, Tensor d_bq, Tensor d_bk, Tensor d_bv, "
+      "Tensor d_q_norm, Tensor d_k_norm)");
   m.def(
-      "block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, float "
-      "eps, "
-      "bool keep) -> (Tensor h_next, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up)");
+      "block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, "
+      "int glu, float eps, bool keep) -> (Tensor h_next, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up)");
   m.def(
       "block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, "
-      "Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int mask) -> (Tensor d_a, Tensor d_h, Tensor d_wo, "
+      "Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int glu, int mask) -> (Tensor d_a, Tensor d_h, "
+      "Tensor d_wo, "
       "Tensor d_gamma_mlp, Tensor d_w_gate, Tensor d_w_up, Tensor d_w_down)");
   m.def(
-      "norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, "
-      "int head_dim, float eps) -> (Tensor qkv, Tensor inv_rms)");
+      "norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor? bq, Tensor? bk, Tensor? bv, "
+      "Tensor? q_norm, Tensor? k_norm, Tensor position, Tensor turns, int head_dim, float eps, bool keep) -> "
+      "(Tensor qkv, Tensor inv_rms, Tensor unnormed)");
   m.def(
-      "norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor "
-      "wk, "
-      "Tensor wv, Tensor position, Tensor turns, int head_dim, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_wq, "
-      "Tensor d_wk, Tensor d_wv)");
+      "norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor unnormed, Tensor gamma, "
+      "Tensor wq, Tensor wk, Tensor wv, Tensor? bq, Tensor? bk, Tensor? bv, Tensor? q_norm, Tensor? k_norm, "
+      "Tensor position, Tensor turns, int head_dim, float eps, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_wq, "
+      "Tensor d_wk, Tensor d_wv, Tensor d_bq, Tensor d_bk, Tensor d_bv, Tensor d_q_norm, Tensor d_k_norm)");
   m.def(
       "norm_linear_glu(Tensor h, Tensor? gamma, Tensor w_gate, Tensor w_up, int glu, float eps, bool keep) -> "
       "(Tensor y, Tensor gate_up, Tensor inv_rms)");

@@ -1,5 +1,5 @@
 // Operators of single products, for models that are put together otherwise.
-#include "coda/programs/glu.h"
+#include "glu.h"
 #include "norm.h"
 #include "operators.h"
 #include "weight.h"
@@ -12,13 +12,6 @@ using Order = PackedRows::Order;
 
 Weight gate_up_weight(const Tensor& w_gate, const Tensor& w_up, const std::optional<Tensor>& gamma) {
   return {{{"w_gate", w_gate, {.order = Order::gate}}, {"w_up", w_up, {.order = Order::up}}}, gamma, "gamma"};
-}
-
-template <class Body>
-auto with_glu(int64_t glu, const Body& body) {
-  if (glu == 1) return body(GegluErf{});
-  if (glu == 2) return body(GegluTanh{});
-  return body(Swiglu{});
 }
 
 template <class E, class Engine>

@@ -12,27 +12,38 @@ using Tensors2 = std::tuple<Tensor, Tensor>;
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Tensors11 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors10 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors16 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+                             Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Tensors6 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim,
-               double eps, bool keep);
-Tensors11 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
-                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo, Tensor gamma_mlp, Tensor w_gate,
-                         Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv,
-                         Tensor position, Tensor turns, int64_t head_dim, int64_t mask);
+/// bq, bk, bv: all of them, or none. q_norm, k_norm: both, and then no bias, or none. glu: with_glu's (glu.h).
+Tensors7 block(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
+               Tensor gamma_attention, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+               std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+               std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, int64_t glu, double eps,
+               bool keep);
+Tensors16 block_backward(Tensor d_h_next, Tensor d_qkv, Tensor a, Tensor h_next, Tensor qkv, Tensor inv_rms_next,
+                         Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor unnormed, Tensor wo, Tensor gamma_mlp,
+                         Tensor w_gate, Tensor w_up, Tensor w_down, Tensor gamma_attention, Tensor wq, Tensor wk,
+                         Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk, std::optional<Tensor> bv,
+                         std::optional<Tensor> q_norm, std::optional<Tensor> k_norm, Tensor position, Tensor turns,
+                         int64_t head_dim, int64_t glu, double eps, int64_t mask);
 Tensors4 block_tail(Tensor a, Tensor h, Tensor wo, Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down,
-                    double eps, bool keep);
+                    int64_t glu, double eps, bool keep);
 Tensors7 block_tail_backward(Tensor d_h_next, Tensor a, Tensor h_mid, Tensor inv_rms_mid, Tensor gate_up, Tensor wo,
-                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t mask);
+                             Tensor gamma_mlp, Tensor w_gate, Tensor w_up, Tensor w_down, int64_t glu, int64_t mask);
 
-Tensors2 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position, Tensor turns,
-                          int64_t head_dim, double eps);
-Tensors5 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor gamma, Tensor wq,
-                                   Tensor wk, Tensor wv, Tensor position, Tensor turns, int64_t head_dim, int64_t mask);
-/// glu: 0 SwiGLU, 1 GEGLU with erf, 2 with tanh. Without gamma there is no norm.
+Tensors3 norm_linear_rope(Tensor h, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq,
+                          std::optional<Tensor> bk, std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                          std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim, double eps,
+                          bool keep);
+Tensors10 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor inv_rms, Tensor unnormed, Tensor gamma,
+                                    Tensor wq, Tensor wk, Tensor wv, std::optional<Tensor> bq, std::optional<Tensor> bk,
+                                    std::optional<Tensor> bv, std::optional<Tensor> q_norm,
+                                    std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim,
+                                    double eps, int64_t mask);
+/// Without gamma there is no norm.
 Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, Tensor w_up, int64_t glu, double eps,
                          bool keep);
 Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor inv_rms, std::optional<Tensor> gamma,

@@ -148,4 +148,55 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
   return gradients;
 }
 
+/// A vector that a value for each of a product's columns is made of: a bias, or what repeats over n / size heads.
+struct ColumnPart {
+  const char* name;
+  std::optional<Tensor> plain;  // [size]
+  int64_t size;
+  PackedRows rows;  // of the columns in the product
+  int64_t n;        // columns
+};
+
+/// [width] in float. Columns of no part are not written. Throws OperandError for a part that is missing or of another size.
+template <class Engine>
+Tensor packed_columns(Engine& engine, const std::vector<ColumnPart>& parts, const Tensor& like, int64_t width) {
+  Tensor out = empty<float>(like, {width});
+  for (const ColumnPart& part : parts) {
+    if (!part.plain || part.plain->numel() != part.size)
+      throw OperandError(part.name, part.plain ? std::to_string(part.plain->numel()) + " values" : "missing",
+                         std::to_string(part.size));
+    with_element(*part.plain, part.name, [&]<class W>(std::type_identity<W>) {
+      llama::pack_vector(engine, vector<const W>(*part.plain, part.name), part.rows, part.n,
+                         vector<float>(out, "columns"));
+    });
+  }
+  return out;
+}
+
+/// Slots of a column reduction of the library's programs.
+constexpr int64_t column_slot_count(int64_t rows) {
+  return (rows + 63) / 64;
+}
+
+/// Gradients of the parts, in their own types, from the partial sums over rows, slots [column_slot_count(M), width].
+template <class Engine>
+std::vector<Tensor> column_gradients(Engine& engine, const std::vector<ColumnPart>& parts, const Tensor& slots,
+                                     const std::vector<bool>& needed) {
+  const Tensor sum = empty<float>(slots, {slots.size(1)});
+  total(engine, matrix<const float>(slots, "gradient"), vector<float>(sum, "gradient"));
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ColumnPart& part = parts[i];
+    const Tensor& plain = *part.plain;
+    Tensor d = needed[i] ? empty(plain, {part.size}, plain.scalar_type()) : not_asked(plain);
+    if (needed[i])
+      with_element(plain, part.name, [&]<class W>(std::type_identity<W>) {
+        llama::unpack_vector_gradient(engine, vector<const float>(sum, "gradient"), part.rows, part.n,
+                                      vector<W>(d, part.name));
+      });
+    gradients.push_back(d);
+  }
+  return gradients;
+}
+
 }  // namespace coda::torch_ops

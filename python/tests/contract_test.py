@@ -60,8 +60,10 @@ def test_no_operator_is_left_unchecked():
     assert checked == {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("coda::")}
 
 
-@every_operator
-def test_one_graph_under_compile(case):
+# With operands in front of the rotation patch_test.py compiles them, in a Qwen2 and a Qwen3.
+@pytest.mark.parametrize("name", [name for name in CASES if " with " not in name])
+def test_one_graph_under_compile(name):
+    case = CASES[name]
     torch.compiler.reset()
 
     @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
@@ -237,6 +239,20 @@ def test_checkpointing_by_operator_name(case):
 
 
 @every_operator
+def test_what_stands_in_fresh_memory_changes_nothing(case):
+    operands, given = case.operands((70,), F32, F32), case.given((70,))
+    want = backward(case, operands, given)
+    torch.use_deterministic_algorithms(True)  # then PyTorch fills fresh memory with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        got = backward(case, operands, given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, x, y in zip(operands, got, want):
+        assert torch.equal(x, y), name
+
+
+@every_operator
 def test_a_call_is_repeated_bit_for_bit(case):
     operands, given = case.operands((257,), F32, F32), case.given((257,))
     first = backward(case, operands, given)
@@ -279,6 +295,16 @@ def block_with(**changes):
         ({"position": torch.zeros(4)}, TypeError, "position is of torch.float32; it needs integers"),
         ({"position": torch.zeros(5, dtype=torch.int64)}, ValueError, "position is of 5 tokens; it needs 4"),
         ({"h": torch.zeros(())}, ValueError, "h is a single value"),
+        ({"bq": torch.zeros(128)}, TypeError, "bk is None beside bq; it needs to be a tensor"),
+        ({"bq": torch.zeros(128), "bk": torch.zeros(64)}, TypeError, "bv is None beside bq"),
+        ({"bv": torch.zeros(64)}, TypeError, "bq is None beside bv"),
+        ({"bq": torch.zeros(127), "bk": torch.zeros(64), "bv": torch.zeros(64)}, ValueError, "bq is 127; it needs 128"),
+        ({"bq": torch.zeros(128), "bk": torch.zeros(64), "bv": torch.zeros(64, 1)}, ValueError,
+         "bv is 64x1; it needs 64"),
+        ({"bq": torch.zeros(128), "bk": torch.zeros(64, dtype=torch.int64), "bv": torch.zeros(64)}, TypeError,
+         "bk is of torch.int64; it needs float32 or bfloat16"),
+        ({"bq": torch.zeros(128), "bk": torch.zeros(64), "bv": torch.zeros(64, device="meta")}, ValueError,
+         "bv is on meta; it needs to be on cpu"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
 )  # fmt: skip
@@ -318,6 +344,18 @@ def test_an_operand_that_cannot_be_is_named(changes, error, message):
         (lambda: coda_torch.linear_swiglu(torch.zeros(3, 5, device="meta"), torch.zeros(8, 5), torch.zeros(8, 5)),
          NotImplementedError, "x is on meta; it needs a CPU or a CUDA device"),
         (lambda: block_with(head_dim=24), ValueError, "head_dim is 24; it needs a multiple of 16"),
+        (lambda: block_with(q_norm=torch.zeros(32)), TypeError,
+         "k_norm is None beside q_norm; it needs to be a tensor: q and k have norms or none has"),
+        (lambda: block_with(q_norm=torch.zeros(32), k_norm=torch.zeros(32)), NotImplementedError,
+         "head_dim is 32 beside q_norm; it needs 64 or 128"),
+        (lambda: block_with(q_norm=torch.zeros(64), k_norm=torch.zeros(32), head_dim=64), ValueError,
+         "k_norm is 32; it needs 64"),
+        (lambda: block_with(q_norm=torch.zeros(64, 1), k_norm=torch.zeros(64), head_dim=64), ValueError,
+         "q_norm is 64x1; it needs 64"),
+        (lambda: block_with(q_norm=torch.zeros(32), k_norm=torch.zeros(32), bq=torch.zeros(128), bk=torch.zeros(64),
+                            bv=torch.zeros(64)), NotImplementedError, "q_norm is beside bq; coda has biases or norms"),
+        (lambda: block_with(activation="relu"), ValueError,
+         "activation is 'relu'; it needs to be 'silu', 'gelu' or 'gelu_tanh'"),
         (lambda: block_with(turns=INV_FREQ), ValueError, "turns is 16; it needs 2x128"),
         (lambda: block_with(turns=TURNS.bfloat16()), TypeError, "turns is of torch.bfloat16; it needs float32"),
     ],
@@ -325,4 +363,26 @@ def test_an_operand_that_cannot_be_is_named(changes, error, message):
 def test_what_a_call_lacks_is_said(call, error, message):
     with pytest.raises(error) as raised:
         call()
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"bq": torch.zeros(128)}, "k_proj.bias is missing; it needs 64"),
+        ({"bk": torch.zeros(64)}, "q_proj.bias is missing; it needs 128"),
+        ({"q_norm": torch.zeros(32), "head_dim": 64}, "q_norm.weight is 32 values; it needs 64"),
+        ({"q_norm": torch.zeros(64), "head_dim": 64}, "k_norm.weight is missing; it needs 64"),
+        ({"q_norm": torch.zeros(32), "k_norm": torch.zeros(32)}, "head_dim is 32 beside q_norm; it needs 64 or 128"),
+        ({"bq": torch.zeros(128), "q_norm": torch.zeros(32)}, "q_norm is beside a bias; it needs to be without one"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_an_operator_called_by_its_name_refuses_them_too(changes, message):
+    case = CASES["norm_linear_rope"]
+    operands, given = case.operands((4,), F32, F32), case.given((4,))
+    options = dict.fromkeys(("bq", "bk", "bv", "q_norm", "k_norm"))
+    given = {"position": given["position"].to(torch.int32), "turns": TURNS, "head_dim": HEAD_DIM}
+    with pytest.raises(RuntimeError) as raised:
+        torch.ops.coda.norm_linear_rope(**{**operands, **options, **given, **changes}, eps=1e-5, keep=True)
     assert message in str(raised.value)

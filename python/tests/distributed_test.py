@@ -105,6 +105,9 @@ def of_fsdp(options, model_options):
         ({"reshard_after_forward": True}, {}),
         ({"reshard_after_forward": False}, {}),
         ({}, {"tie_word_embeddings": True}),
+        ({}, {"kind": "qwen2"}),
+        ({}, {"kind": "qwen3"}),
+        ({}, {"kind": "gemma"}),
     ],
     ids=str,
 )

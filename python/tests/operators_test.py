@@ -1,5 +1,8 @@
 """The operators' numbers, forward and every gradient, against float64."""
 
+import dataclasses
+import functools
+
 import coda_torch
 import pytest
 import reference
@@ -57,6 +60,31 @@ def test_bfloat16_is_no_worse_than_pytorchs(case, weight_type, tokens):
             continue  # the error of one number is chance
         ours, theirs = frobenius(x, right[name]), frobenius(of_torch[name], right[name])
         assert ours <= 1.1 * theirs, f"{name}: {ours:.2e} for PyTorch's {theirs:.2e}"
+
+
+@pytest.mark.parametrize("name", ["block", "block_tail"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("tokens", [(37,), (0,)], ids=str)
+def test_every_activation_of_a_block(name, activation, tokens):
+    case = CASES[name]
+    case = dataclasses.replace(
+        case,
+        operator=functools.partial(case.operator, activation=activation),
+        formula=functools.partial(case.formula, activation=activation),
+    )
+    for activation_type in (F32, BF16):
+        operands, given = case.operands(tokens, activation_type, F32), case.given(tokens)
+        upstream = random_upstream(case, operands, given)  # without gradients: gate and up are not kept
+        outputs, grads = gradients(case.operator, operands, given, upstream)
+        want, want_grads = exact(case, operands, given, upstream)
+        bound = 2e-6 if activation_type == F32 else 1e-2
+        for i, (got, of) in enumerate(zip(outputs, want, strict=True)):
+            check(f"output {i}", got, of, bound)
+        for operand, grad in grads.items():
+            check(f"gradient of {operand}", grad, want_grads[operand], bound)
+        with torch.no_grad():
+            without = reference.as_tuple(case.operator(**operands, **given))
+        assert all(torch.equal(x, y) for x, y in zip(without, outputs))
 
 
 def test_an_output_that_is_a_hundredth_off_fails():

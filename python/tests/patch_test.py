@@ -9,7 +9,7 @@ import torch
 import torch.nn.utils.prune
 import transformers
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -22,16 +22,20 @@ SIZES = dict(
 )  # fmt: skip
 
 
+KINDS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma"}
+DEFAULTS = {"qwen3": {"head_dim": 64}, "gemma": {"head_dim": 32}}
+# What a test of the model's own parts goes through: a kind for each way that these are put together.
+each_kind = pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma"])
+
+
 def plain_model(kind="llama", **options):
-    """Random, its norms' weights not 1."""
-    config, model = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM),
-    }[kind]
-    model = model(config(**{**SIZES, **options})).float()
+    """Random, its norms' weights around 1 (Gemma's, distances from it, around 0) and its biases around 0."""
+    config = getattr(transformers, f"{KINDS[kind]}Config")(**{**SIZES, **DEFAULTS.get(kind, {}), **options})
+    model = getattr(transformers, f"{KINDS[kind]}ForCausalLM")(config).float()
     with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(1, 0.3) if p.dim() == 1 else p.mul_(3)
+        for name, p in model.named_parameters():
+            around = 0 if name.endswith("bias") or kind == "gemma" else 1
+            p.normal_(around, 0.3) if p.dim() == 1 else p.mul_(3)
     return model
 
 
@@ -96,6 +100,15 @@ LLAMA3 = dict(
         ("mistral", {"sliding_window": None}),
         ("mistral", {"sliding_window": 7}),
         ("mistral", {"sliding_window": 7, "attn_implementation": "eager"}),
+        ("qwen2", {}),
+        ("qwen2", {"attn_implementation": "eager", "tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}),  # none of the layers
+        ("qwen3", {}),
+        ("qwen3", {"attn_implementation": "eager", "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
+        ("gemma", {}),
+        ("gemma", {"attn_implementation": "eager", "num_key_value_heads": 1, "hidden_act": "gelu"}),
+        ("gemma", {"tie_word_embeddings": False, "head_dim": 16, "hidden_act": "silu"}),
+        ("llama", {"hidden_act": "gelu"}),
     ],
     ids=str,
 )
@@ -164,7 +177,7 @@ def test_packed_documents_do_not_see_each_other():
         assert distance(both[:, 8:], patched(input_ids=second).logits) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_called_as_the_model_calls_it(kind):
     seen = []
 
@@ -190,7 +203,7 @@ def test_attention_is_called_as_the_model_calls_it(kind):
                 assert got[name] == want[name], name
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_twenty_training_steps_have_the_same_losses(kind):
     models = pair(kind)
     batches = [tokens(2, 16) for _ in range(4)] * 5
@@ -206,15 +219,28 @@ def test_twenty_training_steps_have_the_same_losses(kind):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_frozen_model_with_one_trained_part():
-    patched, plain = pair()
+@pytest.mark.parametrize(
+    "kind, trained",
+    [
+        ("llama", ["layers.1.self_attn.q_proj.weight", "layers.0.post_attention_layernorm.weight"]),
+        ("qwen2", ["layers.1.self_attn.k_proj.bias"]),
+        ("qwen2", ["layers.0.self_attn.q_proj.bias", "layers.1.self_attn.v_proj.weight"]),
+        ("qwen3", ["layers.0.self_attn.q_norm.weight"]),
+        ("qwen3", ["layers.1.self_attn.k_norm.weight", "layers.2.self_attn.q_proj.weight"]),
+        ("gemma", ["layers.1.input_layernorm.weight"]),
+        ("gemma", ["layers.1.post_attention_layernorm.weight", "embed_tokens.weight"]),
+    ],
+    ids=str,
+)
+def test_a_frozen_model_with_a_few_trained_parts(kind, trained):
+    patched, plain = pair(kind)
     for model in (patched, plain):
         model.requires_grad_(False)
-        model.model.layers[1].self_attn.q_proj.weight.requires_grad_()
-        model.model.layers[0].post_attention_layernorm.weight.requires_grad_()
+        for name in trained:
+            model.model.get_parameter(name).requires_grad_()
     ids = tokens(2, 12)
     train_step(patched, input_ids=ids, labels=ids), train_step(plain, input_ids=ids, labels=ids)
-    assert sum(p.grad is not None for p in patched.parameters()) == 2
+    assert sum(p.grad is not None for p in patched.parameters()) == len(trained)
     assert_same_gradients(patched, plain)
 
 
@@ -271,9 +297,14 @@ class Doubled(nn.Module):
         return 2 * weight
 
 
-@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj", "post_attention_layernorm"])
-def test_a_parametrized_weight(name):
-    patched, plain = pair()
+@pytest.mark.parametrize(
+    "kind, name",
+    [("llama", "self_attn.q_proj"), ("llama", "mlp.down_proj"), ("llama", "post_attention_layernorm"),
+     ("qwen2", "self_attn.k_proj"), ("qwen3", "self_attn.k_norm"),
+     ("gemma", "post_attention_layernorm")],
+)  # fmt: skip
+def test_a_parametrized_weight(kind, name):
+    patched, plain = pair(kind)
     for model in (patched, plain):
         nn.utils.parametrize.register_parametrization(model.model.layers[1].get_submodule(name), "weight", Doubled())
     assert_agree(patched, plain, input_ids=tokens(2, 12))
@@ -288,12 +319,22 @@ def test_a_pruned_weight(name):
 
 
 @pytest.mark.parametrize(
-    "at",
-    ["layers.1.post_attention_layernorm", "layers.0.input_layernorm", "layers.2.mlp", "layers.1.self_attn.o_proj",
-     "layers.0", "layers.1", "layers.2", "layers.1.self_attn", "norm"],
+    "kind, at",
+    [
+        *[("llama", at) for at in (
+            "layers.1.post_attention_layernorm", "layers.0.input_layernorm", "layers.2.mlp", "layers.1.self_attn.o_proj",
+            "layers.0", "layers.1", "layers.2", "layers.1.self_attn", "norm")],
+        ("qwen2", "layers.0.self_attn.q_proj"),
+        ("qwen2", "layers.1"),
+        ("qwen3", "layers.1.self_attn.q_norm"),
+        ("qwen3", "layers.0.self_attn.k_norm"),
+        ("qwen3", "layers.1"),
+        ("gemma", "layers.1.post_attention_layernorm"),
+        ("gemma", "layers.1"),
+    ],
 )  # fmt: skip
-def test_a_hook_sees_what_it_did_and_is_warned_of_once(at, caplog):
-    patched, plain = pair()
+def test_a_hook_sees_what_it_did_and_is_warned_of_once(kind, at, caplog):
+    patched, plain = pair(kind)
     seen = {}
     for name, model in (("patched", patched), ("plain", plain)):
 
@@ -307,6 +348,30 @@ def test_a_hook_sees_what_it_did_and_is_warned_of_once(at, caplog):
     assert caplog.text.count("runs unfused") == (0 if at == "norm" else 1)
 
 
+def test_a_bias_that_is_taken_away_or_added():
+    for kind, weight_only in (("qwen2", False), ("llama", True)):
+        patched, plain = pair(kind)
+        for model in (patched, plain):
+            projection = model.model.layers[1].self_attn.k_proj
+            projection.bias = nn.Parameter(torch.linspace(-1, 1, projection.out_features)) if weight_only else None
+        assert_agree(patched, plain, input_ids=tokens(2, 12))
+
+
+@pytest.mark.parametrize(
+    "kind, at",
+    [("qwen3", "layers.1.self_attn.k_norm"), ("qwen3", "layers.1.post_attention_layernorm"),
+     ("gemma", "layers.2.input_layernorm")],
+)  # fmt: skip
+def test_a_norm_with_an_eps_of_its_own(kind, at, caplog):
+    patched, plain = pair(kind)
+    for model in (patched, plain):
+        norm = model.model.get_submodule(at)
+        setattr(norm, "eps" if kind == "gemma" else "variance_epsilon", 0.5)
+    with caplog.at_level(logging.WARNING, "coda_torch"):
+        assert_agree(patched, plain, input_ids=tokens(2, 12))
+    assert "runs unfused, since its norms have different eps" in caplog.text
+
+
 def test_two_layers_with_hooks_beside_each_other():
     patched, plain = pair(num_hidden_layers=4)
     for i in (1, 2):
@@ -314,9 +379,10 @@ def test_two_layers_with_hooks_beside_each_other():
     assert_agree(patched, plain, input_ids=tokens(2, 12))
 
 
+@each_kind
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing(use_reentrant):
-    patched, plain = pair()
+def test_gradient_checkpointing(kind, use_reentrant):
+    patched, plain = pair(kind)
     ids = tokens(2, 12)
     for model in (patched, plain):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
@@ -330,7 +396,7 @@ def test_gradient_checkpointing(use_reentrant):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_generate(kind, use_cache):
     patched, plain = pair(kind, **({"sliding_window": 5} if kind == "mistral" else {}))
     mask = torch.ones(2, 6, dtype=int)
@@ -340,6 +406,15 @@ def test_generate(kind, use_cache):
     for more in ({"do_sample": False}, {"do_sample": False, "num_beams": 2}):
         got, want = (model.eval().generate(ids, **options, **more) for model in (patched, plain))
         assert torch.equal(got, want), more
+
+
+@each_kind
+def test_a_static_cache(kind):
+    patched, plain = pair(kind)
+    options = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation="static")
+    ids = tokens(2, 6)
+    got, want = (model.eval().generate(ids, **options, disable_compile=True) for model in (patched, plain))
+    assert torch.equal(got, want)
 
 
 def test_a_cache_continues_where_it_ended():
@@ -368,13 +443,14 @@ def test_a_tuple_where_one_is_asked_for():
         assert torch.equal(loss, model(input_ids=ids, labels=ids).loss)
 
 
-def test_state_dict_is_hugging_faces_in_both_directions():
-    patched, plain = pair()
+@each_kind
+def test_state_dict_is_hugging_faces_in_both_directions(kind):
+    patched, plain = pair(kind)
     of_patched, of_plain = patched.state_dict(), plain.state_dict()
     assert list(of_patched) == list(of_plain)
     assert all(torch.equal(of_patched[name], of_plain[name]) for name in of_plain)
     assert [n for n, _ in patched.named_parameters()] == [n for n, _ in plain.named_parameters()]
-    other = plain_model()
+    other = plain_model(kind)
     matched = "<All keys matched successfully>"
     assert str(patched.load_state_dict(other.state_dict(), strict=True)) == matched
     assert all(torch.equal(x, y) for x, y in zip(patched.state_dict().values(), other.state_dict().values()))
@@ -404,8 +480,9 @@ def test_save_pretrained_and_from_pretrained(tmp_path, tied):
     assert_agree(coda_torch.patch(loaded), plain, input_ids=ids)
 
 
-def test_unpatch_restores_bit_for_bit():
-    patched, plain = pair()
+@each_kind
+def test_unpatch_restores_bit_for_bit(kind):
+    patched, plain = pair(kind)
     assert coda_torch.unpatch(patched) is patched
     ids = tokens(2, 9)
     loss, want = train_step(patched, input_ids=ids, labels=ids), train_step(plain, input_ids=ids, labels=ids)
@@ -431,6 +508,15 @@ def test_a_copy_of_a_patched_model_is_a_patched_model_of_its_own():
     assert hasattr(patched.model, "coda_boundaries")
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma"])
+def test_one_graph_under_compile(kind):
+    patched, plain = pair(kind, num_hidden_layers=1)
+    ids = tokens(2, 9)
+    torch.compile(patched.train(), fullgraph=True, backend="eager")(input_ids=ids, labels=ids).loss.backward()
+    train_step(plain, input_ids=ids, labels=ids)
+    assert_same_gradients(patched, plain)
+
+
 def test_one_graph_under_compile_for_any_length():
     patched, plain = pair(num_hidden_layers=2)
     compiled = torch.compile(patched.train(), fullgraph=True, backend="aot_eager")
@@ -442,8 +528,9 @@ def test_one_graph_under_compile_for_any_length():
         assert_same_gradients(patched, plain)
 
 
-def test_bfloat16_and_autocast_stay_near_to_float32():
-    patched, plain = pair()
+@each_kind
+def test_bfloat16_and_autocast_stay_near_to_float32(kind):
+    patched, plain = pair(kind)
     ids = tokens(2, 20)
     right = train_step(plain, input_ids=ids, labels=ids)
     gradients = [p.grad for p in plain.parameters()]
@@ -469,10 +556,19 @@ def test_bfloat16_and_autocast_stay_near_to_float32():
 @pytest.mark.parametrize(
     "kind, options, message",
     [
-        ("Qwen2", {}, "biases of q, k and v"),
-        ("Qwen3", {}, "norms of heads"),
-        ("Gemma", {}, "GEGLU"),
-        ("Llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+         "one of layer_types is 'sliding_attention'; coda_torch needs 'full_attention' in all of them"),
+        ("Qwen2", {"head_dim": 24}, "head_dim is 24; coda_torch needs a multiple of 16"),
+        ("Qwen3", {}, "head_dim is 16; coda_torch needs 64 or 128 under norms over heads"),
+        ("Qwen3", {"head_dim": 128, "attention_bias": True}, "attention_bias is True; coda_torch needs False"),
+        ("Qwen3", {"head_dim": 64, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+         "one of layer_types is 'sliding_attention'"),
+        ("Gemma", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
+        ("Gemma", {"attention_bias": True}, "attention_bias is True"),
+        ("Gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("Gemma2", {"attn_implementation": "eager"}, "norms behind attention and MLP"),
+        ("Llama", {"hidden_act": "relu"},
+         r"hidden_act is 'relu'; coda_torch needs one of \['silu', 'swish', 'gelu', 'gelu_pytorch_tanh'\]"),
         ("Llama", {"attention_bias": True}, "attention_bias is True"),
         ("Llama", {"mlp_bias": True}, "mlp_bias is True"),
         ("Llama", {"head_dim": 24}, "head_dim is 24; coda_torch needs a multiple of 16"),
@@ -490,6 +586,13 @@ def test_what_cannot_be_patched_is_refused_by_what_is_missing(kind, options, mes
     with pytest.raises(NotImplementedError, match=message):
         coda_torch.patch(model)
     assert vars(model).keys() == before and not hasattr(model.model, "coda_boundaries")
+
+
+def test_a_gemma_whose_embedding_does_not_scale_is_refused():
+    model = plain_model("gemma")
+    model.model.embed_tokens = nn.Embedding(VOCAB, 64)
+    with pytest.raises(NotImplementedError, match="embed_tokens is 'Embedding'; coda_torch needs an embedding that scales"):
+        coda_torch.patch(model)
 
 
 def test_patching_twice_and_unpatching_what_is_not():

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 
-def linear(x, weight):
-    return F.linear(x, weight.to(x.dtype))
+def linear(x, weight, bias=None):
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def rms_norm(x, gamma, eps):
@@ -44,15 +44,24 @@ def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
-def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps):
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
+
+
+def block_tail(a, h, wo, gamma_mlp, w_gate, w_up, w_down, eps, activation="silu"):
     h_mid = h + linear(a, wo)
-    return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, F.silu), w_down)
+    return h_mid + linear(glu(rms_norm(h_mid, gamma_mlp, eps), w_gate, w_up, ACTIVATIONS[activation]), w_down)
 
 
-def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps):
+def qkv(h, gamma, wq, wk, wv, position, inv_freq, head_dim, eps, bq=None, bk=None, bv=None, q_norm=None, k_norm=None):
     x = rms_norm(h, gamma, eps)
-    q, k = (rotate(linear(x, w), position, inv_freq, head_dim) for w in (wq, wk))
-    return q, k, linear(x, wv)
+
+    def turned(w, b, norm):
+        y = linear(x, w, b)
+        if norm is not None:
+            y = rms_norm(y.unflatten(-1, (-1, head_dim)), norm, eps).flatten(-2)
+        return rotate(y, position, inv_freq, head_dim)
+
+    return turned(wq, bq, q_norm), turned(wk, bk, k_norm), linear(x, wv, bv)
 
 
 def cross_entropy(x, weight, labels, *, reduction="mean", ignore_index=-100, divisor=None, token_weight=None,

@@ -172,7 +172,7 @@ def test_the_norm_behind_an_addition_is_of_the_sum_before_it_is_rounded():
     width = 64
     a, h = torch.full((3, width), 2.0**-8, dtype=BF16), torch.ones(3, width, dtype=BF16)
     eye, zeros = torch.eye(width, dtype=BF16), torch.zeros(width, width, dtype=BF16)
-    _, h_mid, inv_rms, _ = torch.ops.coda.block_tail(a, h, eye, torch.ones(width), eye, eye, zeros, 0.0, True)
+    _, h_mid, inv_rms, _ = torch.ops.coda.block_tail(a, h, eye, torch.ones(width), eye, eye, zeros, 0, 0.0, True)
     assert torch.equal(h_mid, h)  # 1 + 2⁻⁸ is rounded to 1
     close(inv_rms**-2, torch.full((3,), 1.0078278))  # and not 1
 

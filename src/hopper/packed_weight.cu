@@ -95,6 +95,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class W>
+__global__ void __launch_bounds__(kThreads)
+    pack_vector_kernel(Vector<const W> plain, PackedRows rows, int64_t n, Vector<float> packed) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += int64_t{gridDim.x} * kThreads)
+    packed.data[rows.packed(i)] = static_cast<float>(plain.data[i % plain.size]);
+}
+
+/// A thread has an element of d_plain: heads are few.
+template <class W>
+__global__ void __launch_bounds__(kThreads)
+    unpack_vector_gradient_kernel(Vector<const float> packed, PackedRows rows, int64_t n, Vector<W> d_plain) {
+  for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < d_plain.size; j += int64_t{gridDim.x} * kThreads) {
+    float sum = 0.f;
+    for (int64_t i = j; i < n; i += d_plain.size) sum += packed.data[rows.packed(i)];
+    d_plain.data[j] = W(sum);
+  }
+}
+
 template <class T>
 bool in_runs(const Matrix<T>& x) {
   return reinterpret_cast<uintptr_t>(x.data) % (kRun * sizeof(T)) == 0 && x.cols % kRun == 0 && x.stride % kRun == 0;
@@ -127,6 +145,26 @@ void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRow
       gpu, "unpack_gradient", vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
       grid(plain.cols, unpack_slots(plain.rows)), dim3(kThreads), packed, rows, plain, gamma, d_plain, d_gamma);
 }
+
+template <class W>
+void pack_vector(const Gpu& gpu, Vector<const W> plain, const PackedRows& rows, int64_t n, Vector<float> packed) {
+  if (n == 0) return;
+  hopper::launch(gpu, "pack_vector", pack_vector_kernel<W>, grid(n, 1), dim3(kThreads), plain, rows, n, packed);
+}
+
+template <class W>
+void unpack_vector_gradient(const Gpu& gpu, Vector<const float> packed, const PackedRows& rows, int64_t n,
+                            Vector<W> d_plain) {
+  if (d_plain.size == 0) return;
+  hopper::launch(gpu, "unpack_vector_gradient", unpack_vector_gradient_kernel<W>, grid(d_plain.size, 1), dim3(kThreads),
+                 packed, rows, n, d_plain);
+}
+
+#define CODA_PACKED_VECTOR(W)                                                                        \
+  template void pack_vector(const Gpu&, Vector<const W>, const PackedRows&, int64_t, Vector<float>); \
+  template void unpack_vector_gradient(const Gpu&, Vector<const float>, const PackedRows&, int64_t, Vector<W>);
+CODA_PACKED_VECTOR(float)
+CODA_PACKED_VECTOR(bf16)
 
 #define CODA_PACKED_WEIGHT(W, G)                                                                                      \
   template void pack(const Gpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \

@@ -26,6 +26,10 @@
 #include "coda/cpu.h"
 #include "config.h"
 
+namespace coda {
+struct Swiglu;
+}
+
 namespace coda::llama {
 
 /// Memory of an engine, and what its attention takes to know where documents begin.
@@ -132,11 +136,12 @@ void layer_forward(Engine& engine, const Config& config, const Places<Engine>& p
                    Stream<E> out);
 
 /// The parts of a forward pass on either side of attention, for callers with an attention of their own: F4, and F1 to F3 with
-/// the r of the norm behind them. Widths are those of the matrices.
+/// the r of the norm behind them. Widths are those of the matrices. Function: of gate and up (coda/programs/activation.h); a tape without
+/// gate_up needs it to be Swiglu.
 template <class Engine, class E>
 void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
                  Matrix<E> qkv);
-template <class Engine, class E>
+template <class Engine, class E, class Function = Swiglu>
 void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights, Matrix<const E> h_in,
                  Matrix<const E> attention, const MlpTape<E>& tape, const LayerScratch<E>& scratch, Stream<E> out);
 
@@ -148,7 +153,7 @@ void layer_backward(Engine& engine, const Config& config, const Places<Engine>& 
                     const LayerGradients& gradients, bool add);
 
 /// The parts of a backward pass on either side of attention's: B3 to B1, and B4. A gradient without data is not computed.
-template <class Engine, class E>
+template <class Engine, class E, class Function = Swiglu>
 void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
                   const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
                   const LayerGradients& gradients, bool add);

@@ -56,7 +56,7 @@ void qkv_forward(Engine& engine, const Places<Engine>& places, const LayerWeight
                                .qkv = qkv});
 }
 
-template <class Engine, class E>
+template <class Engine, class E, class Function>
 void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights, Matrix<const E> h_in,
                  Matrix<const E> attention, const MlpTape<E>& tape, const LayerScratch<E>& scratch, Stream<E> out) {
   const int64_t m = h_in.rows, d = h_in.cols;
@@ -65,9 +65,11 @@ void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights,
   gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = tape.h_mid, .sum_sq = sum_sq});
   inv_rms(engine, sum_sq, d, rms_eps, tape.inv_rms_mid);
   const Matrix<const E> h_mid = tape.h_mid;
-  if (tape.gate_up.data != nullptr)
+  bool keep = true;
+  if constexpr (std::is_same_v<Function, Swiglu>) keep = tape.gate_up.data != nullptr;
+  if (keep)
     gemm(engine, h_mid, weights.gate_up,
-         RmsNormSwiGlu<Tensors<E>>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
+         RmsNormGlu<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
   else
     gemm(engine, h_mid, weights.gate_up,
          RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = tape.inv_rms_mid, .y = scratch.y});
@@ -101,7 +103,7 @@ void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matri
     gemm(engine, transpose(a), transpose(b), StoreFloat{.out = out});
 }
 
-template <class Engine, class E>
+template <class Engine, class E, class Function>
 void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
                   const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
                   const LayerGradients& gradients, bool add) {
@@ -112,11 +114,11 @@ void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E
   // B3
   const Matrix<float> dot_z = row_slots(scratch.partial, m, y.cols);
   gemm(engine, d_h_next, transpose(weights.down),
-       SwiGluBackward<Tensors<E>>{.inv_rms = tape.inv_rms_mid,
-                                  .gate_up = tape.gate_up,
-                                  .d_gate_up = scratch.d_gate_up,
-                                  .y = scratch.y,
-                                  .dot_z = dot_z});
+       GluBackward<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid,
+                                         .gate_up = tape.gate_up,
+                                         .d_gate_up = scratch.d_gate_up,
+                                         .y = scratch.y,
+                                         .dot_z = dot_z});
   mean_dot(engine, dot_z, d, s);
   weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
 
@@ -131,14 +133,27 @@ void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E
   weight_gradient<Engine, E>(engine, d_h_mid_stored, attention, gradients.o, add);
 }
 
+/// d_h of a product with a norm in front of it: d_out [M, N] is times r already, dot [slots, M] the partial sums of <dL/dy, r ⊙ (h Wᵀ)>,
+/// s [M] memory for their means. d_residual: what else reaches in.h, or without data.
+template <class Engine, class E>
+void normed_product_backward(Engine& engine, Matrix<const E> weight, Stream<const E> in, Matrix<const float> dot,
+                             Vector<float> s, Matrix<const E> d_out, Matrix<const E> d_residual, Matrix<E> d_h) {
+  mean_dot(engine, dot, in.h.cols, s);
+  if (d_residual.data != nullptr)
+    gemm(engine, d_out, transpose(weight),
+         RmsNormBackward<Tensors<E>>{
+             .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
+  else
+    gemm(engine, d_out, transpose(weight),
+         RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
+}
+
 template <class Engine, class E>
 void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeights<E>& weights, Stream<const E> in,
                   Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<const E> d_qkv, Matrix<E> d_products,
                   Matrix<const E> d_residual, Matrix<E> d_h, Matrix<float> d_weight, bool add) {
-  const int64_t m = d_qkv.rows, d = d_h.cols;
-  const Vector<float> s = scratch.mean_dot;
   const Matrix<const E> d_out = d_products;
-  const Matrix<float> dot_qkv = row_slots(scratch.partial, m, d_qkv.cols);
+  const Matrix<float> dot_qkv = row_slots(scratch.partial, d_qkv.rows, d_qkv.cols);
   map(engine, d_qkv,
       RopeBackward<Tensors<E>>{.inv_rms = in.inv_rms,
                                .position = places.positions,
@@ -147,14 +162,7 @@ void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeigh
                                .qkv = qkv,
                                .d_qkv = d_products,
                                .dot = dot_qkv});
-  mean_dot(engine, dot_qkv, d, s);
-  if (d_residual.data != nullptr)
-    gemm(engine, d_out, transpose(weights.qkv),
-         RmsNormBackward<Tensors<E>>{
-             .inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_residual = d_residual, .d_h = d_h});
-  else
-    gemm(engine, d_out, transpose(weights.qkv),
-         RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
+  normed_product_backward<Engine, E>(engine, weights.qkv, in, dot_qkv, scratch.mean_dot, d_out, d_residual, d_h);
   weight_gradient<Engine, E>(engine, d_out, in.h, d_weight, add);
 }
 

@@ -41,6 +41,26 @@ void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& row
   });
 }
 
+template <class W>
+void pack_vector(Cpu&, Vector<const W> plain, const PackedRows& rows, int64_t n, Vector<float> packed) {
+  for (int64_t i = 0; i < n; ++i) packed[rows.packed(i)] = static_cast<float>(plain[i % plain.size]);
+}
+
+template <class W>
+void unpack_vector_gradient(Cpu&, Vector<const float> packed, const PackedRows& rows, int64_t n, Vector<W> d_plain) {
+  for (int64_t j = 0; j < d_plain.size; ++j) {
+    float sum = 0;
+    for (int64_t i = j; i < n; i += d_plain.size) sum += packed[rows.packed(i)];
+    d_plain[j] = W(sum);
+  }
+}
+
+#define CODA_PACKED_VECTOR(W)                                                                  \
+  template void pack_vector(Cpu&, Vector<const W>, const PackedRows&, int64_t, Vector<float>); \
+  template void unpack_vector_gradient(Cpu&, Vector<const float>, const PackedRows&, int64_t, Vector<W>);
+CODA_PACKED_VECTOR(float)
+CODA_PACKED_VECTOR(bf16)
+
 #define CODA_PACKED_WEIGHT(W, G)                                                                                \
   template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<float>);                 \
   template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \

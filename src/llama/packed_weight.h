@@ -56,6 +56,20 @@ template <class W, class G>
 void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
                      Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma);
 
+/// A value for each of the product's columns that a plain matrix of n rows makes: packed[rows.packed(i)] = plain[i mod plain.size],
+/// i < n. plain: a bias [n], or what repeats over heads. plain.size divides n. W: float or bf16.
+template <class W>
+void pack_vector(Cpu& cpu, Vector<const W> plain, const PackedRows& rows, int64_t n, Vector<float> packed);
+template <class W>
+void pack_vector(const Gpu& gpu, Vector<const W> plain, const PackedRows& rows, int64_t n, Vector<float> packed);
+
+/// Its gradient: d_plain[j] = Σ packed[rows.packed(i)] over i < n that are j mod d_plain.size, in the order of i; rounded once.
+template <class W>
+void unpack_vector_gradient(Cpu& cpu, Vector<const float> packed, const PackedRows& rows, int64_t n, Vector<W> d_plain);
+template <class W>
+void unpack_vector_gradient(const Gpu& gpu, Vector<const float> packed, const PackedRows& rows, int64_t n,
+                            Vector<W> d_plain);
+
 }  // namespace llama
 
 }  // namespace coda

@@ -5,6 +5,7 @@
 // what partial rotary embeddings leave alone) pass unchanged.
 #pragma once
 #include "coda/operands.h"
+#include "coda/programs/activation.h"
 
 namespace coda {
 
@@ -28,34 +29,46 @@ CODA_FN Pair<T> unrotate(Pair<T> z, Pair<T> cos_sin) {
   return rotate(z, Pair<T>{cos_sin.first, -cos_sin.second});
 }
 
-/// q, k: rotate(r ⊙ acc, position);  v: r ⊙ acc.
-template <class S = Tensors<bf16>>
+/// q, k: rotate(r ⊙ acc + bias, position);  v: r ⊙ acc + bias.
+template <class S = Tensors<bf16>, class Bias = WithoutBias>
 struct RmsNormRope {
-  In<S, PerRow<float>> inv_rms;      // [M]
-  In<S, PerRow<int32_t>> position;   // [M]
-  In<S, PerPair<float>> turns_high;  // [N/2]  0 for the pairs of v
-  In<S, PerPair<float>> turns_low;   // [N/2]
-  Out<S, Tile<>> qkv;                // [M, N]  packed q and k
+  In<S, PerRow<float>> inv_rms;           // [M]
+  In<S, PerRow<int32_t>> position;        // [M]
+  In<S, PerPair<float>> turns_high;       // [N/2]  0 for the pairs of v
+  In<S, PerPair<float>> turns_low;        // [N/2]
+  In<S, When<Bias, PerCol<float>>> bias;  // [N]  packed as q and k are
+  Out<S, Tile<>> qkv;                     // [M, N]  packed q and k
 
   CODA_FN void operator()(Pair<Real<S>> acc) {
-    qkv = rotate(inv_rms * acc, rotation<Real<S>>(to_real(position), turns_high, turns_low));
+    Pair<Real<S>> z = inv_rms * acc;
+    if constexpr (Bias::value) z = z + Pair<Real<S>>(bias);
+    qkv = rotate(z, rotation<Real<S>>(to_real(position), turns_high, turns_low));
   }
 };
 
 /// acc is dL/d(qkv) as attention's backward leaves it: turned back and scaled, ready for the next two products.
-template <class S = Tensors<bf16>>
+template <class S = Tensors<bf16>, class Bias = WithoutBias>
 struct RopeBackward {
-  In<S, PerRow<float>> inv_rms;      // [M]
-  In<S, PerRow<int32_t>> position;   // [M]
-  In<S, PerPair<float>> turns_high;  // [N/2]
-  In<S, PerPair<float>> turns_low;   // [N/2]
-  In<S, Tile<>> qkv;                 // [M, N]  as the forward pass stored it
-  Out<S, Tile<>> d_qkv;              // [M, N]  times inv_rms
-  Out<S, RowSum<float, 128>> dot;    // [N/128, M]  <d_qkv, qkv>: a rotation does not change it
+  In<S, PerRow<float>> inv_rms;                  // [M]
+  In<S, PerRow<int32_t>> position;               // [M]
+  In<S, PerPair<float>> turns_high;              // [N/2]
+  In<S, PerPair<float>> turns_low;               // [N/2]
+  In<S, When<Bias, PerCol<float>>> bias;         // [N]
+  In<S, Tile<>> qkv;                             // [M, N]  as the forward pass stored it
+  Out<S, Tile<>> d_qkv;                          // [M, N]  times inv_rms
+  Out<S, When<Bias, ColSum<float, 64>>> d_bias;  // [M/64, N]
+  Out<S, RowSum<float, 128>> dot;  // [N/128, M]  <d_qkv, qkv>, which a rotation does not change, − <d_qkv, bias>
 
   CODA_FN void operator()(Pair<Real<S>> acc) {
-    dot = coda::dot(acc, Pair<Real<S>>(qkv));
-    d_qkv = inv_rms * unrotate(acc, rotation<Real<S>>(to_real(position), turns_high, turns_low));
+    const auto d_z = unrotate(acc, rotation<Real<S>>(to_real(position), turns_high, turns_low));
+    d_qkv = inv_rms * d_z;
+    const Real<S> with_bias = coda::dot(acc, Pair<Real<S>>(qkv));
+    if constexpr (Bias::value) {
+      d_bias = d_z;
+      dot = with_bias - coda::dot(d_z, Pair<Real<S>>(bias));
+    } else {
+      dot = with_bias;
+    }
   }
 };
 
