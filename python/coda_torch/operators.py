@@ -287,10 +287,13 @@ def _stream_qkv_setup(ctx, inputs, output):
 
 def _stream_qkv_backward(ctx, d_qkv):
     needed = ctx.needs_input_grad[2:6]
+    h, qkv, inv_rms, *weights, position, turns = ctx.saved_tensors
+    no_bias, no_head_norm = (None, None, None), (None, None)
     d_h, *d_weights = coda.norm_linear_rope_backward(
-        d_qkv.contiguous(), *ctx.saved_tensors, ctx.head_dim, _mask(needed)
-    )
-    return (d_h, None, *_given(d_weights, needed), None, None, None)
+        d_qkv.contiguous(), h, qkv, inv_rms, h.new_empty(0, qkv.shape[1]), *weights, *no_bias, *no_head_norm,
+        position, turns, ctx.head_dim, 0.0, _mask(needed),
+    )  # fmt: skip
+    return (d_h, None, *_given(d_weights[:4], needed), None, None, None)
 
 
 register_autograd("coda::stream_qkv", _stream_qkv_backward, setup_context=_stream_qkv_setup)

@@ -123,7 +123,7 @@ class ParallelBoundary(Boundary):
         lead = places.position.shape
         rows = lead.numel()
         weights = []
-        for _, module, kind in parts:
+        for _, module, kind, _ in parts:
             weight = module._parameters["weight"].to_local()
             # A norm's weight is on all processes, and each has the gradient of its own outputs.
             weights.append(weight if kind is nn.Linear else processes.whole_to_parts(weight))
@@ -284,7 +284,7 @@ def parallelize(model, mesh):
         module.weight = spread[p]
 
     for boundary in inner.coda_boundaries:
-        for name, module, kind in boundary._parts()[0]:
+        for name, module, kind, _ in boundary._parts()[0]:
             if kind is nn.Linear:
                 place(module, Shard(1) if name in ("o_proj", "down_proj") else Shard(0))
             else:

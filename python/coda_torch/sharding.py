@@ -18,12 +18,12 @@ _PLACEMENTS = {"R": Replicate(), "0": Shard(0), "1": Shard(1), "P": Partial()}
 # are sharded and weights replicated, and where an output's columns have no order across the weights' rows (which q, k and v
 # have, side by side), those may be sharded.
 _RULES = {
-    "block": ["00RRRRRRRRR0R 000000"],
-    "block_backward": ["000000000RRRRRRRRR0R 00PPPPPPPPP"],
+    "block": ["00RRRRRRRRRRRRRR0R 0000000"],
+    "block_backward": ["0000000000RRRRRRRRRRRRRR0R 00PPPPPPPPPPPPPP"],
     "block_tail": ["00RRRRR 0000"],
     "block_tail_backward": ["00000RRRRR 00PPPPP"],
-    "norm_linear_rope": ["0RRRR0R 00"],
-    "norm_linear_rope_backward": ["0000RRRR0R 0PPPP"],
+    "norm_linear_rope": ["0RRRRRRRRR0R 000"],
+    "norm_linear_rope_backward": ["00000RRRRRRRRR0R 0PPPPPPPPP"],
     "norm_linear_glu": ["0RRR 000", "RR00 11R"],
     "norm_linear_glu_backward": ["0000RRR 0PPP", "1R1RR00 PP00"],
     "linear_residual": ["0R0 0", "R01 1"],

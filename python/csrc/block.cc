@@ -210,7 +210,9 @@ Tensors2 add_inv_rms(Tensor x, Tensor residual, double eps) {
 Tensor stream_qkv(Tensor h, Tensor inv_rms, Tensor gamma, Tensor wq, Tensor wk, Tensor wv, Tensor position,
                   Tensor turns, int64_t head_dim) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
-    return qkv<Engine, E>(engine, h, inv_rms, qkv_weight(wq, wk, wv, head_dim, gamma), position, turns);
+    const Projections of{
+        .gamma = gamma, .wq = wq, .wk = wk, .wv = wv, .position = position, .turns = turns, .head_dim = head_dim};
+    return qkv_forward<Engine, E>(engine, of, h, inv_rms, false).qkv;
   });
 }
 

@@ -14,7 +14,7 @@ struct Projections {
   std::optional<Tensor> q_norm, k_norm;  // [head_dim]  both, and then no bias, or none
   Tensor position, turns;
   int64_t head_dim;
-  double eps;  // of the norms
+  double eps = 0;  // of norms over heads
 
   bool biased() const { return bq || bk || bv; }
   /// Throws OperandError beside a bias.
