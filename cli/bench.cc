@@ -172,7 +172,7 @@ class Bench {
       const auto fused = [&rows] {
         for (const bench::Row* row : rows) row->fused();
       };
-      const auto passes = [&rows] {
+      const auto passes = [&rows, this] {
         for (const bench::Row* row : rows) {
           if (row->plain) row->plain(openblas_);
           if (row->pass) row->pass();
