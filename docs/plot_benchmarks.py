@@ -10,6 +10,7 @@ A picture is written beside its figures: 512.json, 512.svg. Needs matplotlib.
 """
 import json
 import pathlib
+import statistics
 import sys
 
 import matplotlib
@@ -88,7 +89,7 @@ def draw_training(report, path):
     model, rates = report["model"], report["tokens_per_second"]
     figure, axis = plt.subplots(figsize=(5.2, 2.2))
     for i, (name, values) in enumerate(rates.items()):
-        middle = sorted(values)[len(values) // 2]
+        middle = statistics.median(values)
         axis.barh(i, middle, color=COLORS["coda" if name.startswith("coda") else name],
                   xerr=[[middle - min(values)], [max(values) - middle]], ecolor="#444444", height=0.6)
     axis.set_yticks(range(len(rates)), rates)
@@ -102,7 +103,7 @@ def draw_training(report, path):
     memory = report["bytes_of_step"]
     for name, values in rates.items():
         size = memory["coda" if name.startswith("coda") else name]
-        print(f"| {name} | {sorted(values)[len(values) // 2]:.0f} (from {min(values):.0f} to {max(values):.0f}) | {size / 1e6:.0f} MB |")
+        print(f"| {name} | {statistics.median(values):.0f} (from {min(values):.0f} to {max(values):.0f}) | {size / 1e6:.0f} MB |")
     print(f"\nratio {report['ratio']:.2f}")
 
 
