@@ -62,7 +62,7 @@ TEST(Libraries, MultiplyInEveryForm) {
 
 TEST(Libraries, WithoutPyTorchThatIsSaid) {
   try {
-    TorchMm("/nowhere/libtorch_cpu.so", 2);
+    const TorchMm loaded("/nowhere/libtorch_cpu.so", 2);
     FAIL() << "loaded";
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), testing::HasSubstr("/nowhere/libtorch_cpu.so cannot be loaded")) << e.what();

@@ -97,11 +97,11 @@ TEST(Describe, EveryProgram) {
   EXPECT_EQ(
       description<RmsNormRope<B>>(),
       "In PerRow float inv_rms; In PerRow int32 position; In PerPair float turns_high; In PerPair float turns_low; "
-      "Out Tile bf16 qkv; ");
+      "In Off float bias; Out Tile bf16 qkv; ");
   EXPECT_EQ(
       description<RopeBackward<B>>(),
       "In PerRow float inv_rms; In PerRow int32 position; In PerPair float turns_high; In PerPair float turns_low; "
-      "In Tile bf16 qkv; Out Tile bf16 d_qkv; Out RowSum float 128 dot; ");
+      "In Off float bias; In Tile bf16 qkv; Out Tile bf16 d_qkv; Out Off float d_bias; Out RowSum float 128 dot; ");
   EXPECT_EQ(description<CrossEntropy<B>>(),
             "In number float f; In PerRow float inv_rms; In PerRow int32 label; Local RowMax float 128 group_max; "
             "Out RowMax float 128 maxima; Out Tile bf16 relative_logits; Out RowLogSumExp MaxSum 128 log_sum_exp; "
