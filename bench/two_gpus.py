@@ -43,10 +43,9 @@ MODELS = {
 }  # fmt: skip
 # What stands for them without a GPU.
 SMALL = {
-    "1b": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
-    "8b": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False},
+    name: {**MODELS[name], "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": layers,
+           "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    for name, layers in (("1b", 2), ("8b", 3))
 }  # fmt: skip
 
 p = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -43,6 +43,11 @@ class _Exchange(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
+def _share(rows, size):
+    """How many of so many rows a process of size has, but for the last ones: DTensor's own way to divide."""
+    return -(-rows // size)
+
+
 class Processes:
     """Those of a mesh of one dimension, and what they exchange. Rows that do not divide are padded with rows of zeros."""
 
@@ -52,9 +57,13 @@ class Processes:
         self.size = mesh.size()
         self.rank = mesh.get_local_rank()
 
+    def first(self, rows):
+        """Of so many rows, the first that is here."""
+        return self.rank * _share(rows, self.size)
+
     def _own(self, x):
-        rows = -(-x.shape[0] // self.size)
-        mine = x[rows * self.rank : rows * (self.rank + 1)]
+        rows = _share(len(x), self.size)
+        mine = x[self.first(len(x)) :][:rows]
         return self._padded(mine, rows) if len(mine) < rows else mine.clone()
 
     @staticmethod
@@ -67,7 +76,7 @@ class Processes:
         return out[:rows]
 
     def _sum_scatter(self, x):
-        rows = -(-x.shape[0] // self.size)
+        rows = _share(len(x), self.size)
         if rows * self.size != len(x):
             x = self._padded(x, rows * self.size)
         out = x.new_empty(rows, *x.shape[1:])
@@ -134,17 +143,20 @@ class ParallelBoundary(Boundary):
                 stream, *weights, places.position, places.turns, head_dim=self.head_dim, eps=parts[0][1].variance_epsilon
             )  # fmt: skip
             return h, *qkv
+
+        def join(product, h, norm):
+            h, inv_rms = coda.add_inv_rms(product, h, norm.variance_epsilon)
+            return h, processes.rows_to_parts(h, rows), processes._gather(inv_rms, rows)
+
         wo, *of_mlp = weights[:5]
         keep = functional._keeps(a, h, *weights)
         product = coda.linear(a.to(h.dtype).reshape(rows, -1).contiguous(), wo)
-        h, inv_rms = coda.add_inv_rms(processes.parts_to_rows(product), h, parts[1][1].variance_epsilon)
-        stream, inv_rms = processes.rows_to_parts(h, rows), processes._gather(inv_rms, rows)
+        h, stream, inv_rms = join(processes.parts_to_rows(product), h, parts[1][1])
         product, _ = coda.stream_mlp(stream, inv_rms, *of_mlp, keep)
         product = processes.parts_to_rows(product)
         if following is None:
             return (processes.rows_to_whole(h + product, rows).view(*lead, -1),)
-        h, inv_rms = coda.add_inv_rms(product, h, parts[5][1].variance_epsilon)
-        stream, inv_rms = processes.rows_to_parts(h, rows), processes._gather(inv_rms, rows)
+        h, stream, inv_rms = join(product, h, parts[5][1])
         position = places.position.reshape(-1)
         qkv = coda.stream_qkv(stream, inv_rms, *weights[5:], position, places.turns, self.head_dim)
         return h, *functional._split_heads(qkv, lead, *weights[6:])
@@ -156,7 +168,7 @@ def _embed(module, ids, processes):
     if ids.device.type == "cpu" and outside.any():
         raise IndexError(f"input_ids has {ids[outside][0]}; it needs ids from 0 to {module.weight.shape[0] - 1}")
     weight = module.weight.to_local()
-    first = processes.rank * _most(module.weight.shape[0], processes)
+    first = processes.first(module.weight.shape[0])
     row = ids - first
     mine = (row >= 0) & (row < len(weight))
     padding = module.padding_idx
@@ -183,7 +195,7 @@ def _head(module, h, processes):
 
 
 def _loss(hidden, weight, labels, *, processes, reduction="mean", ignore_index=-100, token_weight=None):
-    first = processes.rank * _most(weight.shape[0], processes)
+    first = processes.first(weight.shape[0])
     losses = functools.partial(
         vocab_parallel_cross_entropy, hidden, weight.to_local(), labels, first, group=processes.group,
         ignore_index=ignore_index,
@@ -191,11 +203,6 @@ def _loss(hidden, weight, labels, *, processes, reduction="mean", ignore_index=-
     if token_weight is None:
         return losses(reduction=reduction)
     return (losses(reduction="none") * token_weight).sum()
-
-
-def _most(rows, processes):
-    """How many of a vocabulary's rows a process has, but for the last ones: DTensor's own way to divide."""
-    return -(-rows // processes.size)
 
 
 def _check(model, mesh):
@@ -230,9 +237,8 @@ def _check(model, mesh):
         if size % (of * mesh.size()) != 0:
             each = f", {of} for each of its {mesh.size()} processes" if of > 1 else ", the mesh's processes"
             raise ValueError(f"{name} is {size}; it needs to be a multiple of {of * mesh.size()}{each}")
-    rows, most = config.vocab_size, -(-config.vocab_size // mesh.size())
-    if most * (mesh.size() - 1) >= rows:
-        raise ValueError(f"vocab_size is {rows}; it needs rows for each of {mesh.size()} processes")
+    if _share(config.vocab_size, mesh.size()) * (mesh.size() - 1) >= config.vocab_size:
+        raise ValueError(f"vocab_size is {config.vocab_size}; it needs rows for each of {mesh.size()} processes")
     for boundary in inner.coda_boundaries:
         _, reason = boundary._parts()
         if reason is not None:

@@ -253,10 +253,9 @@ Tensors5 stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate
                                       .d_gate_up = views.d_gate_up,
                                       .y = views.y,
                                       .dot_z = views.partial});
-      mean_dot(engine, views.partial, d, views.mean_dot);
-      gemm(engine, matrix<const E>(scratch.d_gate_up, "d_gate_up"), transpose(matrix<const E>(pair, "gate_up")),
-           RmsNormBackward<Tensors<E>, StreamEnds>{
-               .inv_rms = r, .mean_dot = views.mean_dot, .h = matrix<const E>(h, "h"), .d_h = matrix<E>(d_h, "d_h")});
+      llama::normed_product_backward<Engine, E>(
+          engine, matrix<const E>(pair, "gate_up"), {matrix<const E>(h, "h"), r}, views.partial, views.mean_dot,
+          matrix<const E>(scratch.d_gate_up, "d_gate_up"), {}, matrix<E>(d_h, "d_h"));
     }
     const WeightGradients down = weight_gradients<E>(engine, of_down, matrix<const E>(d_out, "d_out"),
                                                      matrix<const E>(scratch.y, "y"), {needs(mask, 3)});

@@ -1,5 +1,6 @@
 // Operators of single products, for models that are put together otherwise.
 #include "glu.h"
+#include "llama/layer_rows.h"
 #include "norm.h"
 #include "operators.h"
 #include "weight.h"
@@ -73,11 +74,9 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
     const Tensor w = packed<E>(engine, weight);
     Tensor d_h = empty<E>(h, {m, d});
     if (gamma) {
-      const Vector<float> s = vector<float>(mean_dot_of_rows, "mean_dot");
-      mean_dot(engine, dot, d, s);
-      gemm(engine, matrix<const E>(d_gate_up, "d_gate_up"), transpose(matrix<const E>(w, "weight")),
-           RmsNormBackward<Tensors<E>, StreamEnds>{
-               .inv_rms = r, .mean_dot = s, .h = matrix<const E>(h, "h"), .d_h = matrix<E>(d_h, "d_h")});
+      llama::normed_product_backward<Engine, E>(engine, matrix<const E>(w, "weight"), {matrix<const E>(h, "h"), r}, dot,
+                                                vector<float>(mean_dot_of_rows, "mean_dot"),
+                                                matrix<const E>(d_gate_up, "d_gate_up"), {}, matrix<E>(d_h, "d_h"));
     } else {
       d_h = product_with_transposed<E>(engine, d_gate_up, w, h);
     }

@@ -219,31 +219,40 @@ def test_fsdp_with_adapters(both, before_patch):
     both(of_adapters, before_patch)
 
 
-def write_sharded(path):
+def write_checkpoint(patched, plain, path):
+    """And compares the whole, gathered without a file."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    patched, plain = models()
-    coda_torch.shard(patched, mesh())
     dcp.save({"model": get_model_state_dict(patched)}, checkpoint_id=path)
-    # And as a whole, without a file.
     full = get_model_state_dict(patched, options=StateDictOptions(full_state_dict=True))
     if dist.get_rank() == 0:
         assert list(full) == list(plain.state_dict())
         assert all(torch.equal(full[name], x) for name, x in plain.state_dict().items())
 
 
-def test_a_sharded_checkpoint_loads_in_one_process(both, tmp_path):
+def assert_checkpoint_loads(path, plain, **sizes):
+    """In one process, into another model."""
     import torch.distributed.checkpoint as dcp
 
-    both(write_sharded, tmp_path / "checkpoint")
-    _, plain = models()
     torch.manual_seed(7)
-    other = plain_model()
+    other = plain_model(**sizes)
     state = {"model": other.state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    dcp.load(state, checkpoint_id=path, no_dist=True)
     other.load_state_dict(state["model"])
     assert all(torch.equal(x, y) for x, y in zip(other.state_dict().values(), plain.state_dict().values()))
+
+
+def write_sharded(path):
+    patched, plain = models()
+    coda_torch.shard(patched, mesh())
+    write_checkpoint(patched, plain, path)
+
+
+def test_a_sharded_checkpoint_loads_in_one_process(both, tmp_path):
+    both(write_sharded, tmp_path / "checkpoint")
+    _, plain = models()
+    assert_checkpoint_loads(tmp_path / "checkpoint", plain)
 
 
 def of_refusals():

@@ -5,7 +5,16 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from distributed_test import assert_same_gradients, batch, mesh, models, step, whole
+from distributed_test import (
+    assert_checkpoint_loads,
+    assert_same_gradients,
+    batch,
+    mesh,
+    models,
+    step,
+    whole,
+    write_checkpoint,
+)
 from patch_test import distance, plain_model
 from processes import WORLD
 from torch.library import opcheck
@@ -97,9 +106,6 @@ def test_beside_fsdp(both, sizes):
 
 
 def write_parallel(path):
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
     patched, plain = parallel_models()
     if dist.get_rank() == 1:
         with torch.no_grad():
@@ -111,24 +117,13 @@ def write_parallel(path):
     assert local[layer + "self_attn.k_proj.weight"] == (16, 64) and local[layer + "self_attn.o_proj.weight"] == (64, 32)
     assert local[layer + "mlp.up_proj.weight"] == (72, 64) and local[layer + "mlp.down_proj.weight"] == (64, 72)
     assert local["lm_head.weight"] == ((51, 50)[dist.get_rank()], 64)
-    dcp.save({"model": get_model_state_dict(patched)}, checkpoint_id=path)
-    full = get_model_state_dict(patched, options=StateDictOptions(full_state_dict=True))
-    if dist.get_rank() == 0:
-        assert list(full) == list(plain.state_dict())
-        assert all(torch.equal(full[name], x) for name, x in plain.state_dict().items())
+    write_checkpoint(patched, plain, path)
 
 
 def test_a_parallel_checkpoint_loads_in_one_process(both, tmp_path):
-    import torch.distributed.checkpoint as dcp
-
     both(write_parallel, tmp_path / "checkpoint")
     _, plain = parallel_models()
-    torch.manual_seed(7)
-    other = plain_model(intermediate_size=144)
-    state = {"model": other.state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
-    other.load_state_dict(state["model"])
-    assert all(torch.equal(x, y) for x, y in zip(other.state_dict().values(), plain.state_dict().values()))
+    assert_checkpoint_loads(tmp_path / "checkpoint", plain, intermediate_size=144)
 
 
 def of_refusals():

@@ -103,36 +103,6 @@ void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matri
     gemm(engine, transpose(a), transpose(b), StoreFloat{.out = out});
 }
 
-template <class Engine, class E, class Function>
-void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
-                  const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
-                  const LayerGradients& gradients, bool add) {
-  const int64_t m = d_h_next.rows, d = d_h_next.cols;
-  const Vector<float> s = scratch.mean_dot;
-  const Matrix<const E> y = scratch.y, d_gate_up = scratch.d_gate_up, h_mid = tape.h_mid, d_h_mid_stored = d_h_mid;
-
-  // B3
-  const Matrix<float> dot_z = row_slots(scratch.partial, m, y.cols);
-  gemm(engine, d_h_next, transpose(weights.down),
-       GluBackward<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid,
-                                         .gate_up = tape.gate_up,
-                                         .d_gate_up = scratch.d_gate_up,
-                                         .y = scratch.y,
-                                         .dot_z = dot_z});
-  mean_dot(engine, dot_z, d, s);
-  weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
-
-  // B2
-  gemm(engine, d_gate_up, transpose(weights.gate_up),
-       RmsNormBackward<Tensors<E>>{
-           .inv_rms = tape.inv_rms_mid, .mean_dot = s, .h = h_mid, .d_residual = d_h_next, .d_h = d_h_mid});
-  weight_gradient<Engine, E>(engine, d_gate_up, h_mid, gradients.gate_up, add);
-
-  // B1
-  gemm(engine, d_h_mid_stored, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
-  weight_gradient<Engine, E>(engine, d_h_mid_stored, attention, gradients.o, add);
-}
-
 /// d_h of a product with a norm in front of it: d_out [M, N] is times r already, dot [slots, M] the partial sums of <dL/dy, r ⊙ (h Wᵀ)>,
 /// s [M] memory for their means. d_residual: what else reaches in.h, or without data.
 template <class Engine, class E>
@@ -146,6 +116,32 @@ void normed_product_backward(Engine& engine, Matrix<const E> weight, Stream<cons
   else
     gemm(engine, d_out, transpose(weight),
          RmsNormBackward<Tensors<E>, StreamEnds>{.inv_rms = in.inv_rms, .mean_dot = s, .h = in.h, .d_h = d_h});
+}
+
+template <class Engine, class E, class Function>
+void mlp_backward(Engine& engine, const LayerWeights<E>& weights, Matrix<const E> attention, const MlpTape<E>& tape,
+                  const LayerScratch<E>& scratch, Matrix<const E> d_h_next, Matrix<E> d_h_mid, Matrix<E> d_attention,
+                  const LayerGradients& gradients, bool add) {
+  const Matrix<const E> y = scratch.y, d_gate_up = scratch.d_gate_up, h_mid = tape.h_mid, d_h_mid_stored = d_h_mid;
+
+  // B3
+  const Matrix<float> dot_z = row_slots(scratch.partial, d_h_next.rows, y.cols);
+  gemm(engine, d_h_next, transpose(weights.down),
+       GluBackward<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid,
+                                         .gate_up = tape.gate_up,
+                                         .d_gate_up = scratch.d_gate_up,
+                                         .y = scratch.y,
+                                         .dot_z = dot_z});
+  weight_gradient<Engine, E>(engine, d_h_next, y, gradients.down, add);
+
+  // B2
+  normed_product_backward<Engine, E>(engine, weights.gate_up, {h_mid, tape.inv_rms_mid}, dot_z, scratch.mean_dot,
+                                     d_gate_up, d_h_next, d_h_mid);
+  weight_gradient<Engine, E>(engine, d_gate_up, h_mid, gradients.gate_up, add);
+
+  // B1
+  gemm(engine, d_h_mid_stored, transpose(weights.o), Store<Tensors<E>>{.out = d_attention});
+  weight_gradient<Engine, E>(engine, d_h_mid_stored, attention, gradients.o, add);
 }
 
 template <class Engine, class E>
