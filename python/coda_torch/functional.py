@@ -329,8 +329,8 @@ def linear_cross_entropy(
     times each token's loss; "mean" divides by their sum. z_loss m adds m · logsumexp². softcap c makes the logits c · tanh(l / c).
     With return_z_loss the result is a pair, the second the part that is z_loss, without a gradient. Losses are float32.
 
-    Gradients of "sum" and "mean" are made with the loss (three products in all) and scaled by the upstream gradient, which is
-    rounded to their type; those of "none" make the logits again. A label outside [0, V) is a ValueError that names it on a CPU; on
+    Gradients of "sum" and "mean" are made with the loss (three products in all), weight's kept in float32, and scaled by the
+    upstream gradient; those of "none" make the logits again. A label outside [0, V) is a ValueError that names it on a CPU; on
     a GPU, where looking would wait for the device, that token's loss is NaN.
     """
     if reduction not in _REDUCTIONS:

@@ -22,6 +22,12 @@ def _given(gradients, needed):
     return tuple(g if need else None for g, need in zip(gradients, needed))
 
 
+def _keep(ctx, *outputs):
+    """Outputs that are kept for the backward pass, and have no gradients: none is made of zeros for them either."""
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*outputs)
+
+
 def _zeros_if_none(gradient, like):
     return torch.zeros_like(like) if gradient is None else gradient.contiguous()
 
@@ -84,7 +90,7 @@ def _block_setup(ctx, inputs, output):
     a, h, *weights = inputs[:16]
     position, turns, *ctx.options, _ = inputs[16:]
     h_next, qkv, *kept = output
-    ctx.mark_non_differentiable(*kept)
+    _keep(ctx, *kept)
     ctx.save_for_backward(a, h_next, qkv, *kept, *weights, position, turns)
 
 
@@ -121,7 +127,7 @@ def _tail_setup(ctx, inputs, output):
     a, h, *weights = inputs[:7]
     ctx.glu = inputs[7]
     _, h_mid, inv_rms_mid, gate_up = output
-    ctx.mark_non_differentiable(h_mid, inv_rms_mid, gate_up)
+    _keep(ctx, h_mid, inv_rms_mid, gate_up)
     ctx.save_for_backward(a, h_mid, inv_rms_mid, gate_up, *weights)
 
 
@@ -159,7 +165,7 @@ def _rope_setup(ctx, inputs, output):
     h, *weights = inputs[:10]
     position, turns, *ctx.options, _ = inputs[10:]
     qkv, *kept = output
-    ctx.mark_non_differentiable(*kept)
+    _keep(ctx, *kept)
     ctx.save_for_backward(h, qkv, *kept, *weights, position, turns)
 
 
@@ -197,7 +203,7 @@ def _(d_y, h, gate_up, inv_rms, gamma, w_gate, w_up, glu, mask):
 def _glu_setup(ctx, inputs, output):
     h, gamma, w_gate, w_up, ctx.glu = inputs[:5]
     _, gate_up, inv_rms = output
-    ctx.mark_non_differentiable(gate_up, inv_rms)
+    _keep(ctx, gate_up, inv_rms)
     ctx.save_for_backward(h, gate_up, inv_rms, gamma, w_gate, w_up)
 
 
@@ -264,7 +270,7 @@ def _(x, residual, eps):
 
 def _add_setup(ctx, inputs, output):
     # The operators that take inv_rms have the norm's derivative in that of the stream.
-    ctx.mark_non_differentiable(output[1])
+    _keep(ctx, output[1])
 
 
 def _add_backward(ctx, d_h, _):
@@ -312,7 +318,7 @@ def _(d_out, h, inv_rms, gate_up, gamma, w_gate, w_up, w_down, mask):
 
 def _stream_mlp_setup(ctx, inputs, output):
     h, inv_rms, *weights = inputs[:6]
-    ctx.mark_non_differentiable(output[1])
+    _keep(ctx, output[1])
     ctx.save_for_backward(h, inv_rms, output[1], *weights)
 
 
@@ -337,6 +343,14 @@ def _(main_grad, d_out, x):
 # The vocabulary's loss.
 
 
+@register_fake("coda::scaled_to_bf16")
+def _(x, scale):
+    return torch.empty_like(x, dtype=torch.bfloat16)
+
+
+_no_second_derivative("scaled_to_bf16")
+
+
 @register_fake("coda::linear_cross_entropy")
 def _(
     x, weight, label, token_weight, reduction, divisor, ignore_index, label_smoothing, z_loss, softcap, mask
@@ -349,7 +363,7 @@ def _(
         torch.empty_like(loss),
         x.new_empty(tokens, dtype=torch.float32),
         x.new_empty(tokens if made else 0, x.shape[1]),
-        weight.new_empty(weight.shape[0] if made else 0, weight.shape[1]),
+        weight.new_empty(weight.shape[0] if made else 0, weight.shape[1], dtype=torch.float32),
     )
 
 
@@ -364,26 +378,35 @@ def _(
 def _loss_setup(ctx, inputs, output):
     x, weight, label, token_weight, *ctx.options, _ = inputs
     _, z_loss, log_sum_exp, d_x, d_weight = output
-    ctx.mark_non_differentiable(z_loss, log_sum_exp, d_x, d_weight)
+    _keep(ctx, z_loss, log_sum_exp, d_x, d_weight)
     if ctx.options[0] == 0:
         ctx.save_for_backward(x, weight, label, token_weight, log_sum_exp)
     else:
+        ctx.types = (x.dtype, weight.dtype)
         ctx.save_for_backward(d_x, d_weight)
+
+
+def _scaled(gradient, d_loss, dtype):
+    if dtype != torch.bfloat16:
+        return gradient * d_loss
+    return coda.scaled_to_bf16(gradient, d_loss.float().expand(gradient.shape[1]).contiguous())
 
 
 def _loss_backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():
         # What was made with the loss depends, for autograd, on nothing: a second derivative would be silently left out.
         raise _differentiated_once("linear_cross_entropy")
+    needed = ctx.needs_input_grad[:2]
     if ctx.options[0] == 0:
-        d_x, d_weight = coda.linear_cross_entropy_backward(
-            d_loss.float().contiguous(), *ctx.saved_tensors, *ctx.options
-        )
+        made = coda.linear_cross_entropy_backward(d_loss.float().contiguous(), *ctx.saved_tensors, *ctx.options)
+        gradients = _given(made, needed)
     else:
         # Made with the loss, for an upstream gradient of 1. The caller may come again: they stay as they are.
-        d_x, d_weight = (d * d_loss.to(d.dtype) for d in ctx.saved_tensors)
-    needed = ctx.needs_input_grad[:2]
-    return (*_given((d_x, d_weight), needed), *(None,) * 9)
+        gradients = [
+            _scaled(made, d_loss, dtype) if need else None
+            for made, dtype, need in zip(ctx.saved_tensors, ctx.types, needed)
+        ]
+    return (*gradients, *(None,) * 9)
 
 
 register_autograd("coda::linear_cross_entropy", _loss_backward, setup_context=_loss_setup)

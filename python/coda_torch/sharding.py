@@ -30,6 +30,7 @@ _RULES = {
     "linear_residual_backward": ["00R 0P", "1R0 P0"],
     "linear_cross_entropy": ["0R00 00000"],  # without a reduction
     "linear_cross_entropy_backward": ["00R000 0P"],
+    "scaled_to_bf16": ["0R 0", "PR P"],
 }
 _SUMMED = ["0R00 PP00P"]  # linear_cross_entropy's losses of a sum, or divided by what the caller knows
 

@@ -53,6 +53,7 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate_up, Tensor gamma, Tensor w_gate, Tensor "
       "w_up, Tensor w_down, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up, Tensor "
       "d_w_down)");
+  m.def("scaled_to_bf16(Tensor x, Tensor scale) -> Tensor");
   m.def("accumulate_weight_gradient_(Tensor(a!) main_grad, Tensor d_out, Tensor x) -> ()");
   m.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor label, Tensor? token_weight, int reduction, float? "
@@ -84,6 +85,7 @@ STABLE_TORCH_LIBRARY_IMPL(coda, CompositeExplicitAutograd, m) {
   m.impl("stream_qkv", TORCH_BOX(&stream_qkv));
   m.impl("stream_mlp", TORCH_BOX(&stream_mlp));
   m.impl("stream_mlp_backward", TORCH_BOX(&stream_mlp_backward));
+  m.impl("scaled_to_bf16", TORCH_BOX(&scaled_to_bf16));
   m.impl("accumulate_weight_gradient_", TORCH_BOX(&accumulate_weight_gradient_));
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));

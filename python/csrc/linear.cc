@@ -122,6 +122,16 @@ Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t m
   });
 }
 
+Tensor scaled_to_bf16(Tensor x, Tensor scale) {
+  Tensor out = empty<bf16>(x, {x.size(0), x.size(1)});
+  on_engine(out, [&]<class Engine, class>(Engine& engine) {
+    with_element(x, "x", [&]<class W>(std::type_identity<W>) {
+      llama::pack(engine, matrix<const W>(x, "x"), {}, vector<const float>(scale, "scale"), matrix<bf16>(out, "out"));
+    });
+  });
+  return out;
+}
+
 void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x) {
   on_engine(x, [&]<class Engine, class E>(Engine& engine) {
     gemm(engine, transpose(matrix<const E>(d_out, "d_out")), transpose(matrix<const E>(x, "x")),

@@ -124,7 +124,7 @@ CrossEntropyOptions options_of(int64_t reduction, std::optional<double> divisor,
           .softcap = softcap};
 }
 
-/// Memory of the gradients, and the weight's in its own type.
+/// Memory of the gradients, the weight's in float.
 template <class E>
 struct Gradients {
   Tensor d_x, d_weight;
@@ -166,9 +166,8 @@ Tensors5 linear_cross_entropy(Tensor x, Tensor weight, Tensor label, std::option
     } else {
       values = loss.forward(engine, head, options, tokens);
     }
-    const Tensor d_weight = gradients.weight_in(weight.scalar_type());
-    if (none) return Tensors5{per_token, z_per_token, log_sum_exp, gradients.d_x, d_weight};
-    return Tensors5{std::get<0>(*values), std::get<1>(*values), log_sum_exp, gradients.d_x, d_weight};
+    if (none) return Tensors5{per_token, z_per_token, log_sum_exp, gradients.d_x, gradients.d_weight};
+    return Tensors5{std::get<0>(*values), std::get<1>(*values), log_sum_exp, gradients.d_x, gradients.d_weight};
   });
 }
 

@@ -64,6 +64,9 @@ Tensors2 stream_mlp(Tensor h, Tensor inv_rms, Tensor gamma, Tensor w_gate, Tenso
 Tensors5 stream_mlp_backward(Tensor d_out, Tensor h, Tensor inv_rms, Tensor gate_up, Tensor gamma, Tensor w_gate,
                              Tensor w_up, Tensor w_down, int64_t mask);
 
+/// x [M, K], float32 or bfloat16, times scale [K] in each row, rounded once to bfloat16.
+Tensor scaled_to_bf16(Tensor x, Tensor scale);
+
 /// main_grad += d_outᵀ x.
 void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x);
 

@@ -52,8 +52,14 @@ def test_opcheck(case):
         torch.library.opcheck(operator, [x.detach() if isinstance(x, torch.Tensor) else x for x in args])
 
 
+def test_opcheck_of_what_scales_the_gradients_of_a_loss():
+    for dtype in (F32, BF16):
+        torch.library.opcheck(torch.ops.coda.scaled_to_bf16.default, [torch.randn(7, 13, dtype=dtype), torch.randn(13)])
+
+
 def test_no_operator_is_left_unchecked():
     checked = {operator.name() for case in CASES.values() for operator, _ in calls_of(case)}
+    checked.add("coda::scaled_to_bf16")
     checked.add("coda::accumulate_weight_gradient_")  # accumulate_test.py
     of_parts = ("linear", "add_inv_rms", "stream_qkv", "stream_mlp", "stream_mlp_backward")
     checked |= {f"coda::{name}" for name in of_parts}  # parallel_test.py

@@ -12,86 +12,101 @@ using hopper::ceil_div;
 
 constexpr int kThreads = 128;
 /// Columns that a thread has, next to each other.
-constexpr int kRun = 4;
+constexpr int kPackRun = 8, kUnpackRun = 4;
+/// Rows that a thread has under way at a time. Their loads stand in front of their stores, which for the compiler may be to the same memory.
+constexpr int kRows = 8;
+static_assert(kUnpackRows % kRows == 0);
 
-template <class T>
-struct alignas(kRun * sizeof(T)) Run {
+template <int kRun, class T>
+struct alignas(kRun * sizeof(T) < 16 ? kRun * sizeof(T) : 16) Run {
   T x[kRun];
 };
-template <bool kVectors, class T>
-__device__ __forceinline__ Run<T> load(const T* p, int count) {
+template <bool kVectors, int kRun, class T>
+__device__ __forceinline__ void load(Run<kRun, T>& run, const T* p, int count) {
   if constexpr (kVectors) {
-    return *reinterpret_cast<const Run<T>*>(p);
+    run = *reinterpret_cast<const Run<kRun, T>*>(p);
   } else {
-    Run<T> run;
     for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
-    return run;
   }
 }
-template <bool kVectors, class T>
-__device__ __forceinline__ void store(T* p, int count, const Run<T>& run) {
+template <bool kVectors, int kRun, class T>
+__device__ __forceinline__ void store(T* p, int count, const Run<kRun, T>& run) {
   if constexpr (kVectors)
-    *reinterpret_cast<Run<T>*>(p) = run;
+    *reinterpret_cast<Run<kRun, T>*>(p) = run;
   else
     for (int i = 0; i < kRun; ++i)
       if (i < count) p[i] = run.x[i];
 }
 
+/// gamma's values of a thread's columns; ones where there is none.
+template <bool kVectors, int kRun, class G>
+__device__ __forceinline__ Run<kRun, G> load_gamma(const Vector<const G>& gamma, int64_t col, int count) {
+  Run<kRun, G> g;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) g.x[i] = G(1.f);
+  if (gamma.data != nullptr) load<kVectors>(g, gamma.data + col, count);
+  return g;
+}
+
 template <bool kVectors, class W, class G, class E>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(Matrix<const W> plain, PackedRows rows, Vector<const G> gamma, Matrix<E> packed) {
-  for (int64_t row = blockIdx.y; row < plain.rows; row += gridDim.y) {
-    E* to = packed.row(rows.packed(row));
-    for (int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kRun; col < plain.cols;
-         col += int64_t{gridDim.x} * kThreads * kRun) {
-      const int count = static_cast<int>(min(int64_t{kRun}, plain.cols - col));
-      const Run<W> w = load<kVectors>(plain.row(row) + col, count);
-      Run<E> out;
-      if (gamma.data == nullptr) {
+  const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPackRun;
+  if (col >= plain.cols) return;
+  const int count = static_cast<int>(min(int64_t{kPackRun}, plain.cols - col));
+  const Run<kPackRun, G> g = load_gamma<kVectors, kPackRun>(gamma, col, count);
+  for (int64_t first = int64_t{blockIdx.y} * kRows; first < plain.rows; first += int64_t{gridDim.y} * kRows) {
+    Run<kPackRun, W> w[kRows];
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) out.x[i] = E(static_cast<float>(w.x[i]));
-      } else {
-        const Run<G> g = load<kVectors>(gamma.data + col, count);
+    for (int r = 0; r < kRows; ++r)
+      if (first + r < plain.rows) load<kVectors>(w[r], plain.row(first + r) + col, count);
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) out.x[i] = E(static_cast<float>(w.x[i]) * static_cast<float>(g.x[i]));
-      }
-      store<kVectors>(to + col, count, out);
+    for (int r = 0; r < kRows; ++r) {
+      if (first + r >= plain.rows) break;
+      Run<kPackRun, E> out;
+#pragma unroll
+      for (int i = 0; i < kPackRun; ++i) out.x[i] = E(static_cast<float>(w[r].x[i]) * static_cast<float>(g.x[i]));
+      store<kVectors>(packed.row(rows.packed(first + r)) + col, count, out);
     }
   }
 }
 
-/// A thread has kRun columns of kUnpackRows rows.
 template <bool kVectors, class W, class G>
 __global__ void __launch_bounds__(kThreads)
     unpack_gradient_kernel(Matrix<const float> packed, PackedRows rows, Matrix<const W> plain, Vector<const G> gamma,
                            Matrix<W> d_plain, Matrix<float> d_gamma) {
-  const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kRun;
+  const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kUnpackRun;
   if (col >= plain.cols) return;
-  const int count = static_cast<int>(min(int64_t{kRun}, plain.cols - col));
-  Run<G> g;
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) g.x[i] = G(1.f);
-  if (gamma.data != nullptr) g = load<kVectors>(gamma.data + col, count);
+  const int count = static_cast<int>(min(int64_t{kUnpackRun}, plain.cols - col));
+  const Run<kUnpackRun, G> g = load_gamma<kVectors, kUnpackRun>(gamma, col, count);
+  const bool of_gamma = d_gamma.data != nullptr;
   const int64_t slots = unpack_slots(plain.rows);
   for (int64_t slot = blockIdx.y; slot < slots; slot += gridDim.y) {
     const int64_t end = min((slot + 1) * kUnpackRows, plain.rows);
-    Run<float> sum{};
-#pragma unroll 4
-    for (int64_t row = slot * kUnpackRows; row < end; ++row) {
-      const Run<float> d = load<kVectors>(packed.row(rows.packed(row)) + col, count);
-      if (d_gamma.data != nullptr) {
-        const Run<W> w = load<kVectors>(plain.row(row) + col, count);
+    Run<kUnpackRun, float> sum{};
+    for (int64_t first = slot * kUnpackRows; first < end; first += kRows) {
+      Run<kUnpackRun, float> d[kRows];
+      Run<kUnpackRun, W> w[kRows];
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) sum.x[i] = sum.x[i] + d.x[i] * static_cast<float>(w.x[i]);
-      }
-      if (d_plain.data != nullptr) {
-        Run<W> out;
+      for (int r = 0; r < kRows; ++r)
+        if (first + r < end) {
+          load<kVectors>(d[r], packed.row(rows.packed(first + r)) + col, count);
+          if (of_gamma) load<kVectors>(w[r], plain.row(first + r) + col, count);
+        }
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) out.x[i] = W(d.x[i] * static_cast<float>(g.x[i]));
-        store<kVectors>(d_plain.row(row) + col, count, out);
+      for (int r = 0; r < kRows; ++r) {
+        if (first + r >= end) break;
+        if (of_gamma)
+#pragma unroll
+          for (int i = 0; i < kUnpackRun; ++i) sum.x[i] = sum.x[i] + d[r].x[i] * static_cast<float>(w[r].x[i]);
+        if (d_plain.data == nullptr) continue;
+        Run<kUnpackRun, W> out;
+#pragma unroll
+        for (int i = 0; i < kUnpackRun; ++i) out.x[i] = W(d[r].x[i] * static_cast<float>(g.x[i]));
+        store<kVectors>(d_plain.row(first + r) + col, count, out);
       }
     }
-    if (d_gamma.data != nullptr) store<kVectors>(d_gamma.row(slot) + col, count, sum);
+    if (of_gamma) store<kVectors>(d_gamma.row(slot) + col, count, sum);
   }
 }
 
@@ -113,17 +128,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
+template <int kRun, class T>
+constexpr uintptr_t kAlign = alignof(Run<kRun, std::remove_const_t<T>>);
+template <int kRun, class T>
 bool in_runs(const Matrix<T>& x) {
-  return reinterpret_cast<uintptr_t>(x.data) % (kRun * sizeof(T)) == 0 && x.cols % kRun == 0 && x.stride % kRun == 0;
+  return reinterpret_cast<uintptr_t>(x.data) % kAlign<kRun, T> == 0 && x.cols % kRun == 0 && x.stride % kRun == 0;
 }
-template <class T>
+template <int kRun, class T>
 bool in_runs(const Vector<T>& x) {
-  return reinterpret_cast<uintptr_t>(x.data) % (kRun * sizeof(T)) == 0;
+  return reinterpret_cast<uintptr_t>(x.data) % kAlign<kRun, T> == 0;
 }
-dim3 grid(int64_t cols, int64_t rows) {
-  return {static_cast<unsigned>(ceil_div(cols, int64_t{kThreads} * kRun)),
-          static_cast<unsigned>(std::min<int64_t>(rows, 65535))};
+/// A thread for every run of columns, and a block for so many groups of rows.
+dim3 grid(int64_t runs, int64_t groups) {
+  return {static_cast<unsigned>(ceil_div(runs, int64_t{kThreads})),
+          static_cast<unsigned>(std::min<int64_t>(groups, 65535))};
 }
 
 }  // namespace
@@ -131,19 +149,22 @@ dim3 grid(int64_t cols, int64_t rows) {
 template <class W, class G>
 void pack(const Gpu& gpu, Matrix<const W> plain, const PackedRows& rows, Vector<const G> gamma, Matrix<bf16> packed) {
   if (plain.rows == 0 || plain.cols == 0) return;
-  const bool vectors = in_runs(plain) && in_runs(gamma) && in_runs(packed);
+  const bool vectors = in_runs<kPackRun>(plain) && in_runs<kPackRun>(gamma) && in_runs<kPackRun>(packed);
   hopper::launch(gpu, "pack", vectors ? pack_kernel<true, W, G, bf16> : pack_kernel<false, W, G, bf16>,
-                 grid(plain.cols, plain.rows), dim3(kThreads), plain, rows, gamma, packed);
+                 grid(ceil_div(plain.cols, int64_t{kPackRun}), ceil_div(plain.rows, int64_t{kRows})), dim3(kThreads),
+                 plain, rows, gamma, packed);
 }
 
 template <class W, class G>
 void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
                      Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
   if (plain.rows == 0 || plain.cols == 0) return;
-  const bool vectors = in_runs(packed) && in_runs(plain) && in_runs(gamma) && in_runs(d_plain) && in_runs(d_gamma);
-  hopper::launch(
-      gpu, "unpack_gradient", vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
-      grid(plain.cols, unpack_slots(plain.rows)), dim3(kThreads), packed, rows, plain, gamma, d_plain, d_gamma);
+  const bool vectors = in_runs<kUnpackRun>(packed) && in_runs<kUnpackRun>(plain) && in_runs<kUnpackRun>(gamma) &&
+                       in_runs<kUnpackRun>(d_plain) && in_runs<kUnpackRun>(d_gamma);
+  hopper::launch(gpu, "unpack_gradient",
+                 vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
+                 grid(ceil_div(plain.cols, int64_t{kUnpackRun}), unpack_slots(plain.rows)), dim3(kThreads), packed,
+                 rows, plain, gamma, d_plain, d_gamma);
 }
 
 template <class W>
