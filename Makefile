@@ -19,7 +19,7 @@ FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 
-.PHONY: coda train test cuda wheel test-python install agreement sanitize fuzz format tidy clean
+.PHONY: coda train test cuda wheel test-python test-python-newest install agreement sanitize fuzz format tidy clean
 
 coda: build/build.ninja
 	@cmake --build build --target coda_cli
@@ -75,6 +75,14 @@ test-python: wheel
 	@.venv-wheel/bin/pip --disable-pip-version-check install --quiet --no-deps --no-index build/wheel/*.whl
 	@cd python/tests && ../../.venv-wheel/bin/python -m pytest -q
 
+# The same wheel under the newest PyTorch: its operators and the patch. What is no part of PyTorch is borrowed from .venv-torch.
+NEWEST_TESTS = $(patsubst %,%_test.py,operators contract accumulate troubles patch)
+test-python-newest: .venv-torch/ready .venv-newest-torch/ready
+	@[ -e build/wheel ] || $(MAKE) wheel
+	@echo $(CURDIR)/.venv-torch/lib/python3.*/site-packages > $$(echo .venv-newest-torch/lib/python3.*/site-packages)/others.pth
+	@.venv-newest-torch/bin/pip --disable-pip-version-check install --quiet --no-deps --no-index --force-reinstall build/wheel/*.whl
+	@cd python/tests && ../../.venv-newest-torch/bin/python -m pytest -q $(NEWEST_TESTS)
+
 install: coda
 	@cmake --install build --prefix $(PREFIX)
 
@@ -87,6 +95,12 @@ agreement: coda data/shakespeare.txt .venv-torch/ready
 	@rm -rf .venv-torch && python3 -m venv .venv-torch
 	@.venv-torch/bin/pip --disable-pip-version-check --quiet install --require-hashes -r $<
 	@.venv-torch/bin/pip --disable-pip-version-check --quiet install --require-hashes --no-deps -r scripts/requirements-wheel.txt
+	@touch $@
+
+.venv-newest-torch/ready: scripts/requirements-newest-torch.txt
+	@scripts/install_packages python
+	@rm -rf .venv-newest-torch && python3 -m venv .venv-newest-torch
+	@.venv-newest-torch/bin/pip --disable-pip-version-check --quiet install --require-hashes --no-deps -r $<
 	@touch $@
 
 format:

@@ -7,6 +7,7 @@ bfloat16, on a GPU bfloat16. Sums are of float32, and a value is rounded once, w
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .operators import coda
 
@@ -21,7 +22,8 @@ def _shape(x):
     return "x".join(str(n) for n in x.shape) or "a single value"
 
 
-# Checks run in every call: what an error would say is put together only where there is one.
+# Checks run in every call: what an error would say is put together only where there is one, and what would change nothing is not
+# asked of PyTorch, where each question costs as much as a check.
 
 
 def _refuse(operand, got, needs, error=ValueError):
@@ -33,35 +35,45 @@ def _is_spread(x):
 
 
 def _check_tensor(x, name, like=None):
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; it needs to be a tensor")
-    if _is_spread(x):
+    kind = type(x)
+    if kind is Tensor or kind is Parameter:
+        spread = False
+    else:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {kind.__name__}; it needs to be a tensor")
+        spread = _is_spread(x)
+    if spread:
         from . import sharding  # noqa: F401  has the operators' rules
     # A DTensor's local part is not the tensor that is meant.
-    if like is not None and _is_spread(x) != _is_spread(like):
-        if _is_spread(x):
+    if like is not None and spread != _is_spread(like):
+        if spread:
             raise TypeError(f"{name} is a DTensor beside plain tensors; gather it first, with full_tensor()")
         raise TypeError(f"{name} is a plain tensor beside DTensors; distribute it, or gather them first, with full_tensor()")
+    return spread
 
 
 def _activations(x, name, width=None):
     """x in the type that it is computed in, as a matrix of tokens, and its leading dimensions."""
-    _check_tensor(x, name)
-    if x.dim() == 0:
+    spread = _check_tensor(x, name)
+    dims = x.dim()
+    if dims == 0:
         _refuse(name, "a single value", "at least one dimension")
-    device = x.device.type
-    if device not in ("cpu", "cuda"):
+    on_gpu = x.is_cuda
+    if not on_gpu and not x.is_cpu:
         _refuse(name, f"on {x.device}", "a CPU or a CUDA device", NotImplementedError)
+    device = "cuda" if on_gpu else "cpu"
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    if x.dtype != torch.bfloat16 and (x.dtype != torch.float32 or device == "cuda"):
-        _refuse(name, f"of {x.dtype}", "bfloat16 on a GPU" if device == "cuda" else "float32 or bfloat16", TypeError)
-    if width is not None and x.shape[-1] != width:
+    dtype = x.dtype
+    if dtype != torch.bfloat16 and (on_gpu or dtype != torch.float32):
+        _refuse(name, f"of {dtype}", "bfloat16 on a GPU" if on_gpu else "float32 or bfloat16", TypeError)
+    shape = x.shape
+    if width is not None and shape[-1] != width:
         _refuse(name, _shape(x), f"a last dimension of {width}")
-    if _is_spread(x) and any(0 < getattr(placement, "dim", 0) < x.dim() - 1 for placement in x.placements):
+    if spread and any(0 < getattr(placement, "dim", 0) < dims - 1 for placement in x.placements):
         _refuse(name, f"of {x.placements}", "its rows to be sharded in the first dimension, or gathered", NotImplementedError)
-    lead = x.shape[:-1]
-    return (x if x.dim() == 2 else x.reshape(lead.numel(), x.shape[-1])).contiguous(), lead
+    lead = shape[:-1]
+    return (x if dims == 2 else x.reshape(lead.numel(), shape[-1])).contiguous(), lead
 
 
 def _beside(x, name, width, like, like_name):
@@ -72,7 +84,7 @@ def _beside(x, name, width, like, like_name):
         _refuse(name, f"on {x.device}", f"to be on {like.device}, as {like_name} is")
     if x.shape[0] != like.shape[0]:
         _refuse(name, f"of {x.shape[0]} tokens", f"{like.shape[0]}, as {like_name} has")
-    return x.to(like.dtype)
+    return x if x.dtype == like.dtype else x.to(like.dtype)
 
 
 def _lead(x, lead):
@@ -85,9 +97,15 @@ def _parameter(x, name, like, shape):
     _check_tensor(x, name, like)
     if x.device != like.device:
         _refuse(name, f"on {x.device}", f"to be on {like.device}, as the activations are")
-    if x.dtype != torch.bfloat16 and x.dtype != torch.float32:
-        _refuse(name, f"of {x.dtype}", "float32 or bfloat16", TypeError)
-    if x.dim() != len(shape) or any(n is not None and n != got for n, got in zip(shape, x.shape)):
+    dtype = x.dtype
+    if dtype != torch.bfloat16 and dtype != torch.float32:
+        _refuse(name, f"of {dtype}", "float32 or bfloat16", TypeError)
+    got = x.shape
+    fits = len(got) == len(shape)
+    if fits:
+        for n, m in zip(shape, got):
+            fits = fits and (n is None or n == m)
+    if not fits:
         _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
     return x.contiguous()
 
@@ -169,7 +187,8 @@ def _rotary(position, turns, x, width):
         _refuse("turns", _shape(turns), f"2x{width // 2} (coda_torch.rotary_turns)")
     if turns.dtype != torch.float32:
         _refuse("turns", f"of {turns.dtype}", "float32 (coda_torch.rotary_turns)", TypeError)
-    return position.reshape(-1).to(torch.int32).contiguous(), turns
+    position = position.reshape(-1)
+    return (position if position.dtype == torch.int32 else position.to(torch.int32)).contiguous(), turns
 
 
 def rotary_turns(inv_freq: Tensor, heads: int, kv_heads: int) -> Tensor:

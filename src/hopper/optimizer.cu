@@ -1,5 +1,5 @@
 // AdamW on a GPU. adamw moves 30 bytes an element (reads master, gradient and two moments, writes three and a bf16) and
-// is bound by that; unfold and add_squares likewise by what they read.
+// is bound by that; add_squares likewise by what it reads.
 #include "hopper/optimizer.h"
 
 #include "hopper/launch.h"
@@ -47,37 +47,6 @@ __global__ void clip_kernel(const double* sum_of_squares, double clip, double* n
   *norm = sqrt(*sum_of_squares);
   const double scale = clip > 0 ? fmin(1.0, clip / (*norm + 1e-6)) : 1.0;
   step->gradient_scale = isfinite(*norm) ? static_cast<float>(scale) : __int_as_float(0x7fffffff);
-}
-
-/// A thread has a column of kUnfoldRows rows.
-__global__ void __launch_bounds__(kThreads)
-    unfold_kernel(Matrix<const float> folded, Matrix<const float> weight, Vector<const float> gamma, bool add,
-                  Matrix<float> gradient, Matrix<float> d_gamma) {
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (column >= folded.cols) return;
-  for (int64_t slot = blockIdx.y; slot < d_gamma.rows; slot += gridDim.y) {
-    const int64_t begin = slot * kUnfoldRows, end = min(begin + kUnfoldRows, folded.rows);
-    float sum = 0;
-#pragma unroll 4
-    for (int64_t row = begin; row < end; ++row) {
-      const float d = folded(row, column);
-      float g = d * gamma[column];
-      if (add) g = g + gradient(row, column);
-      sum = sum + d * weight(row, column);
-      gradient(row, column) = g;
-    }
-    d_gamma(slot, column) = sum;
-  }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    fold_kernel(Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight) {
-  const int64_t all = master.rows * master.cols;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / master.cols, column = i % master.cols;
-    const float value = master(row, column);
-    weight(row, column) = bf16(gamma.data == nullptr ? value : value * gamma[column]);
-  }
 }
 
 /// The elements of a row that a thread updates.
@@ -176,29 +145,6 @@ void add_squares(const Gpu& gpu, Matrix<const float> x, double* sum) {
 
 void clip_gradients(const Gpu& gpu, const double* sum_of_squares, double clip, double* norm, llama::AdamWStep* step) {
   launch(gpu, "clip_gradients", clip_kernel, dim3(1), dim3(1), sum_of_squares, clip, norm, step);
-}
-
-void unfold(const Gpu& gpu, Matrix<const float> folded, Matrix<const float> weight, Vector<const float> gamma, bool add,
-            Matrix<float> gradient, Matrix<float> d_gamma) {
-  check_shape("weight", weight, folded);
-  check_shape("gradient", gradient, folded);
-  check_size("gamma", gamma, folded.cols);
-  check_shape("d_gamma", d_gamma, Matrix<float>(nullptr, ceil_div(folded.rows, kUnfoldRows), folded.cols));
-  if (folded.rows == 0 || folded.cols == 0) return;
-  const int64_t slots = std::min<int64_t>(d_gamma.rows, 65535);
-  launch(gpu, "unfold", unfold_kernel,
-         dim3(static_cast<unsigned>(ceil_div(folded.cols, kThreads)), static_cast<unsigned>(slots)), dim3(kThreads),
-         folded, weight, gamma, add, gradient, d_gamma);
-}
-
-void fold(const Gpu& gpu, Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight) {
-  check_shape("weight", weight, master);
-  if (gamma.data != nullptr) check_size("gamma", gamma, master.cols);
-  if (master.rows == 0 || master.cols == 0) return;
-  const int64_t blocks = ceil_div(master.rows * master.cols, kThreads);
-  launch(gpu, "fold", fold_kernel,
-         dim3(static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{gpu.multiprocessors()} * 64))), dim3(kThreads),
-         master, gamma, weight);
 }
 
 void adamw(const Gpu& gpu, const AdamWParameter& parameter, const llama::AdamWStep* step) {

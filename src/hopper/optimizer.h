@@ -16,18 +16,6 @@ void add_squares(const Gpu& gpu, Matrix<const float> x, double* sum);
 /// the norm is not finite: adamw() changes nothing then. All on the device.
 void clip_gradients(const Gpu& gpu, const double* sum_of_squares, double clip, double* norm, llama::AdamWStep* step);
 
-/// weight = master ⊙ gamma by columns, rounded once; gamma empty: master rounded.
-void fold(const Gpu& gpu, Matrix<const float> master, Vector<const float> gamma, Matrix<bf16> weight);
-
-/// Rows of a slot of d_gamma.
-inline constexpr int64_t kUnfoldRows = 64;
-
-/// A folded weight's gradient to that of the weight and of gamma: gradient = (add ? gradient : 0) + folded·gamma, and
-/// the slots of d_gamma [⌈rows/64⌉, cols] = Σ folded·weight over their rows; coda::total adds them. gradient may be
-/// folded itself.
-void unfold(const Gpu& gpu, Matrix<const float> folded, Matrix<const float> weight, Vector<const float> gamma, bool add,
-            Matrix<float> gradient, Matrix<float> d_gamma);
-
 /// What adamw() updates, and the weight that products read.
 struct AdamWParameter {
   Matrix<float> master, moment1, moment2;  // [rows, cols]

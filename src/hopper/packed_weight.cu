@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kVectors, class W, class G>
 __global__ void __launch_bounds__(kThreads)
     unpack_gradient_kernel(Matrix<const float> packed, PackedRows rows, Matrix<const W> plain, Vector<const G> gamma,
-                           Matrix<W> d_plain, Matrix<float> d_gamma) {
+                           Matrix<W> d_plain, Matrix<float> d_gamma, bool add) {
   const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kUnpackRun;
   if (col >= plain.cols) return;
   const int count = static_cast<int>(min(int64_t{kUnpackRun}, plain.cols - col));
@@ -86,12 +86,13 @@ __global__ void __launch_bounds__(kThreads)
     Run<kUnpackRun, float> sum{};
     for (int64_t first = slot * kUnpackRows; first < end; first += kRows) {
       Run<kUnpackRun, float> d[kRows];
-      Run<kUnpackRun, W> w[kRows];
+      Run<kUnpackRun, W> w[kRows], before[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         if (first + r < end) {
           load<kVectors>(d[r], packed.row(rows.packed(first + r)) + col, count);
           if (of_gamma) load<kVectors>(w[r], plain.row(first + r) + col, count);
+          if (add) load<kVectors>(before[r], d_plain.row(first + r) + col, count);
         }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -102,7 +103,10 @@ __global__ void __launch_bounds__(kThreads)
         if (d_plain.data == nullptr) continue;
         Run<kUnpackRun, W> out;
 #pragma unroll
-        for (int i = 0; i < kUnpackRun; ++i) out.x[i] = W(d[r].x[i] * static_cast<float>(g.x[i]));
+        for (int i = 0; i < kUnpackRun; ++i) {
+          const float value = d[r].x[i] * static_cast<float>(g.x[i]);
+          out.x[i] = W(add ? value + static_cast<float>(before[r].x[i]) : value);
+        }
         store<kVectors>(d_plain.row(first + r) + col, count, out);
       }
     }
@@ -157,14 +161,14 @@ void pack(const Gpu& gpu, Matrix<const W> plain, const PackedRows& rows, Vector<
 
 template <class W, class G>
 void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
-                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
+                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma, bool add) {
   if (plain.rows == 0 || plain.cols == 0) return;
   const bool vectors = in_runs<kUnpackRun>(packed) && in_runs<kUnpackRun>(plain) && in_runs<kUnpackRun>(gamma) &&
                        in_runs<kUnpackRun>(d_plain) && in_runs<kUnpackRun>(d_gamma);
   hopper::launch(gpu, "unpack_gradient",
                  vectors ? unpack_gradient_kernel<true, W, G> : unpack_gradient_kernel<false, W, G>,
                  grid(ceil_div(plain.cols, int64_t{kUnpackRun}), unpack_slots(plain.rows)), dim3(kThreads), packed,
-                 rows, plain, gamma, d_plain, d_gamma);
+                 rows, plain, gamma, d_plain, d_gamma, add && d_plain.data != nullptr);
 }
 
 template <class W>
@@ -190,7 +194,7 @@ CODA_PACKED_VECTOR(bf16)
 #define CODA_PACKED_WEIGHT(W, G)                                                                                      \
   template void pack(const Gpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \
   template void unpack_gradient(const Gpu&, Matrix<const float>, const PackedRows&, Matrix<const W>, Vector<const G>, \
-                                Matrix<W>, Matrix<float>);
+                                Matrix<W>, Matrix<float>, bool);
 CODA_PACKED_WEIGHT(float, float)
 CODA_PACKED_WEIGHT(float, bf16)
 CODA_PACKED_WEIGHT(bf16, float)

@@ -4,7 +4,7 @@
 
 using namespace coda;
 
-CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>>);
+CODA_HOPPER_PROGRAM_AND(cooperative_128x256, TN, TN, Residual<Tensors<bf16>>);
 CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>, GammaInEpilogue>);
 CODA_HOPPER_PROGRAM(TN, Residual<Tensors<bf16>, GammaPlusOneInEpilogue>);
 CODA_HOPPER_PROGRAM(no_product, SumOfSquares<Tensors<bf16>>);

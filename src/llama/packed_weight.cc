@@ -21,7 +21,7 @@ void pack(Cpu& cpu, Matrix<const W> plain, const PackedRows& rows, Vector<const 
 
 template <class W, class G>
 void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
-                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma) {
+                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma, bool add) {
   cpu.parallel_for(unpack_slots(plain.rows), [&](int64_t slot, int) {
     float* sum = d_gamma.data == nullptr ? nullptr : d_gamma.row(slot);
     if (sum != nullptr) std::fill_n(sum, plain.cols, 0.f);
@@ -33,10 +33,11 @@ void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& row
         for (int64_t j = 0; j < plain.cols; ++j) sum[j] += d[j] * static_cast<float>(w[j]);
       if (d_plain.data == nullptr) continue;
       W* to = d_plain.row(i);
+      const auto store = [&](int64_t j, float value) { to[j] = W(add ? value + static_cast<float>(to[j]) : value); };
       if (gamma.data == nullptr)
-        for (int64_t j = 0; j < plain.cols; ++j) to[j] = W(d[j]);
+        for (int64_t j = 0; j < plain.cols; ++j) store(j, d[j]);
       else
-        for (int64_t j = 0; j < plain.cols; ++j) to[j] = W(d[j] * static_cast<float>(gamma[j]));
+        for (int64_t j = 0; j < plain.cols; ++j) store(j, d[j] * static_cast<float>(gamma[j]));
     }
   });
 }
@@ -65,7 +66,7 @@ CODA_PACKED_VECTOR(bf16)
   template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<float>);                 \
   template void pack(Cpu&, Matrix<const W>, const PackedRows&, Vector<const G>, Matrix<bf16>);                  \
   template void unpack_gradient(Cpu&, Matrix<const float>, const PackedRows&, Matrix<const W>, Vector<const G>, \
-                                Matrix<W>, Matrix<float>);
+                                Matrix<W>, Matrix<float>, bool);
 CODA_PACKED_WEIGHT(float, float)
 CODA_PACKED_WEIGHT(float, bf16)
 CODA_PACKED_WEIGHT(bf16, float)

@@ -1,6 +1,6 @@
 // Weights as a checkpoint has them, a matrix for each of gate, up, q, k and v, and one weight as a product reads it: packed, and with
-// the gamma of the norm in front folded in. For callers that keep the former, and pack in every pass; src/llama/parameters.h keeps the
-// latter.
+// the gamma of the norm in front folded in. For callers that keep the former, and pack in every pass; src/llama/parameters.h keeps its
+// matrices packed, and has gammas folded in and their gradients taken out.
 #pragma once
 #include "coda/cpu.h"
 #include "coda/interleave.h"
@@ -48,13 +48,13 @@ CODA_FN constexpr int64_t unpack_slots(int64_t rows) {
 
 /// From the packed weight's gradient [·, K] those of plain, d_plain[i] = packed[rows.packed(i)] ⊙ gamma, and of gamma: the slots of
 /// d_gamma [⌈N/64⌉, K] = Σ packed[rows.packed(i)] ⊙ plain[i] over their rows; coda::total adds them. An output without data is not
-/// computed. gamma empty: ones.
+/// computed. gamma empty: ones. add: d_plain is added to what is there. d_plain may be packed itself where rows keeps the order.
 template <class W, class G>
 void unpack_gradient(Cpu& cpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
-                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma);
+                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma, bool add = false);
 template <class W, class G>
 void unpack_gradient(const Gpu& gpu, Matrix<const float> packed, const PackedRows& rows, Matrix<const W> plain,
-                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma);
+                     Vector<const G> gamma, Matrix<W> d_plain, Matrix<float> d_gamma, bool add = false);
 
 /// A value for each of the product's columns that a plain matrix of n rows makes: packed[rows.packed(i)] = plain[i mod plain.size],
 /// i < n. plain: a bias [n], or what repeats over heads. plain.size divides n. W: float or bf16.

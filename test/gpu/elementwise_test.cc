@@ -15,6 +15,7 @@
 #include "hopper/embedding.h"
 #include "hopper/optimizer.h"
 #include "llama/embedding.h"
+#include "llama/packed_weight.h"
 
 namespace coda::test {
 namespace {
@@ -142,10 +143,10 @@ void test_optimizer(Gpu& gpu, int64_t rows, int64_t cols) {
                       moment2 = random_matrix<float>(rows, cols, 0, 1);
   const Vector<const float> gammas(gamma.data, cols);
 
-  const Matrix<float> d_gamma = matrix<float>((rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows, cols);
+  const Matrix<float> d_gamma = matrix<float>(llama::unpack_slots(rows), cols);
   const Matrix<float> unfolded = copy(gradient);
   const Vector<float> all_d_gamma = vector<float>(cols);
-  hopper::unfold(gpu, folded, weight, gammas, true, unfolded, d_gamma);
+  llama::unpack_gradient<float, float>(gpu, folded, {}, weight, gammas, unfolded, d_gamma, true);
   total(gpu, d_gamma, all_d_gamma);
   double* sum = managed<double>(1);
   double* norm = managed<double>(1);

@@ -18,7 +18,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 struct AddUp {
   static constexpr float identity = 0;
-  static __device__ __forceinline__ float combine(float a, float b) { return a + b; }
+  // Never made one with a product in front: where a compiler does that depends on the code around, and the bits would on the tile.
+  static __device__ __forceinline__ float combine(float a, float b) { return __fadd_rn(a, b); }
 };
 struct Largest {
   static constexpr float identity = -std::numeric_limits<float>::infinity();

@@ -21,6 +21,7 @@
 #include "llama/gpu/engine.h"
 #include "llama/gpu_memory.h"
 #include "llama/model_impl.h"
+#include "llama/packed_weight.h"
 
 namespace coda::llama {
 
@@ -142,7 +143,7 @@ class ModelOnGpu final : public Model::Impl {
   void weights_changed() override {
     const hopper::DeviceGuard current(gpu_.device());
     for (int i = 0; i < static_cast<int>(memory_.size()); ++i)
-      if (parameters.is_multiplied(i)) hopper::fold(gpu_, memory_of(i).master.matrix(), gamma_of(i), weight_of(i));
+      if (parameters.is_multiplied(i)) pack<float, float>(gpu_, memory_of(i).master.matrix(), {}, gamma_of(i), weight_of(i));
     wait(gpu_);
   }
   std::unique_ptr<Decoder::Impl> decoder() override;
@@ -248,7 +249,7 @@ void ModelOnGpu::allocate_parameters() {
     for (const Values which : {Values::master, Values::gradient}) m[which].memory().fill(std::byte{0xff});
     for (const Values which : {Values::moment1, Values::moment2}) m[which].memory().fill(std::byte{0});
     if (p.gamma >= 0)
-      gamma_slots = std::max(gamma_slots, (p.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows * p.cols);
+      gamma_slots = std::max(gamma_slots, unpack_slots(p.rows) * p.cols);
   }
   d_gamma_ = DeviceBuffer<float>(1, gamma_slots);
 }
@@ -342,9 +343,10 @@ void ModelOnGpu::enqueue_update(double clip) {
     const Parameter& p = parameters[i];
     if (p.gamma < 0) continue;
     GpuParameter<Gpu>& m = memory_of(i);
-    const Matrix<float> slots{d_gamma_.matrix().data, (p.rows + hopper::kUnfoldRows - 1) / hopper::kUnfoldRows, p.cols};
-    hopper::unfold(gpu_, (p.read_twice ? m.folded_gradient : m.gradient).matrix(), m.master.matrix(), gamma_of(i),
-                   p.read_twice, m.gradient.matrix(), slots);
+    const Matrix<float> slots{d_gamma_.matrix().data, unpack_slots(p.rows), p.cols};
+    const Matrix<float> folded = (p.read_twice ? m.folded_gradient : m.gradient).matrix();
+    unpack_gradient<float, float>(gpu_, folded, {}, m.master.matrix(), gamma_of(i), m.gradient.matrix(), slots,
+                                  p.read_twice);
     total(gpu_, slots, memory_of(p.gamma).gradient.vector());
   }
   for (int i = 0; i < count; ++i) hopper::add_squares(gpu_, memory_of(i).gradient.matrix(), &scalars->sum_of_squares);
