@@ -2,6 +2,7 @@
 #include "llama/packed_weight.h"
 
 #include "coda/gpu.h"
+#include "coda/hopper/warp.h"
 #include "hopper/launch.h"
 
 namespace coda::llama {
@@ -14,8 +15,8 @@ constexpr int kThreads = 128;
 /// Columns that a thread has, next to each other.
 constexpr int kPackRun = 8, kUnpackRun = 4;
 /// Rows that a thread has under way at a time. Their loads stand in front of their stores, which for the compiler may be to the same memory.
-constexpr int kRows = 8;
-static_assert(kUnpackRows % kRows == 0);
+constexpr int kPackAtATime = 4, kUnpackAtATime = 8;
+static_assert(kUnpackRows % kUnpackAtATime == 0);
 
 template <int kRun, class T>
 struct alignas(kRun * sizeof(T) < 16 ? kRun * sizeof(T) : 16) Run {
@@ -29,13 +30,25 @@ __device__ __forceinline__ void load(Run<kRun, T>& run, const T* p, int count) {
     for (int i = 0; i < kRun; ++i) run.x[i] = i < count ? p[i] : T(0.f);
   }
 }
+/// Values to be stored as T, rounded once.
 template <bool kVectors, int kRun, class T>
-__device__ __forceinline__ void store(T* p, int count, const Run<kRun, T>& run) {
-  if constexpr (kVectors)
-    *reinterpret_cast<Run<kRun, T>*>(p) = run;
-  else
+__device__ __forceinline__ void store(T* p, int count, const Run<kRun, float>& values) {
+  if constexpr (!kVectors) {
     for (int i = 0; i < kRun; ++i)
-      if (i < count) p[i] = run.x[i];
+      if (i < count) p[i] = T(values.x[i]);
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    uint32_t word[kRun / 2];
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) word[i] = hopper::pack_bf16(values.x[2 * i], values.x[2 * i + 1]);
+    if constexpr (kRun == 8)
+      hopper::store_words(p, word[0], word[1], word[2], word[3]);
+    else
+      hopper::store_words(p, word[0], word[1]);
+  } else {
+    static_assert(kRun == 4);
+    const auto word = [&](int i) { return __float_as_uint(values.x[i]); };
+    hopper::store_words(p, word(0), word(1), word(2), word(3));
+  }
 }
 
 /// gamma's values of a thread's columns; ones where there is none.
@@ -48,25 +61,39 @@ __device__ __forceinline__ Run<kRun, G> load_gamma(const Vector<const G>& gamma,
   return g;
 }
 
+/// Where kCount rows from `first` on are in the packed weight, for all threads of a block: their divisions would take longer than the
+/// memory. Rows behind `end` stand for the last one, so that everybody may read what everybody reads.
+template <int kCount>
+__device__ __forceinline__ void find_rows(const PackedRows& rows, int64_t first, int64_t end, int64_t (&at)[kCount]) {
+  static_assert(kCount <= kThreads);
+  __syncthreads();
+  if (const int i = static_cast<int>(threadIdx.x); i < kCount) at[i] = rows.packed(min(first + i, end - 1));
+  __syncthreads();
+}
+
 template <bool kVectors, class W, class G, class E>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(Matrix<const W> plain, PackedRows rows, Vector<const G> gamma, Matrix<E> packed) {
+  __shared__ int64_t at[kPackAtATime];
   const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPackRun;
-  if (col >= plain.cols) return;
-  const int count = static_cast<int>(min(int64_t{kPackRun}, plain.cols - col));
-  const Run<kPackRun, G> g = load_gamma<kVectors, kPackRun>(gamma, col, count);
-  for (int64_t first = int64_t{blockIdx.y} * kRows; first < plain.rows; first += int64_t{gridDim.y} * kRows) {
-    Run<kPackRun, W> w[kRows];
+  const int count = static_cast<int>(max(min(int64_t{kPackRun}, plain.cols - col), int64_t{0}));
+  Run<kPackRun, G> g;
+  if (count > 0) g = load_gamma<kVectors, kPackRun>(gamma, col, count);
+  for (int64_t first = int64_t{blockIdx.y} * kPackAtATime; first < plain.rows; first += int64_t{gridDim.y} * kPackAtATime) {
+    Run<kPackRun, W> w[kPackAtATime];
+    if (count > 0) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (first + r < plain.rows) load<kVectors>(w[r], plain.row(first + r) + col, count);
+      for (int r = 0; r < kPackAtATime; ++r)
+        load<kVectors>(w[r], plain.row(min(first + r, plain.rows - 1)) + col, count);
+    }
+    find_rows(rows, first, plain.rows, at);
+    if (count == 0) continue;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (first + r >= plain.rows) break;
-      Run<kPackRun, E> out;
+    for (int r = 0; r < kPackAtATime; ++r) {
+      Run<kPackRun, float> out;
 #pragma unroll
-      for (int i = 0; i < kPackRun; ++i) out.x[i] = E(static_cast<float>(w[r].x[i]) * static_cast<float>(g.x[i]));
-      store<kVectors>(packed.row(rows.packed(first + r)) + col, count, out);
+      for (int i = 0; i < kPackRun; ++i) out.x[i] = static_cast<float>(w[r].x[i]) * static_cast<float>(g.x[i]);
+      if (first + r < plain.rows) store<kVectors>(packed.row(at[r]) + col, count, out);
     }
   }
 }
@@ -75,42 +102,50 @@ template <bool kVectors, class W, class G>
 __global__ void __launch_bounds__(kThreads)
     unpack_gradient_kernel(Matrix<const float> packed, PackedRows rows, Matrix<const W> plain, Vector<const G> gamma,
                            Matrix<W> d_plain, Matrix<float> d_gamma, bool add) {
+  __shared__ int64_t at[kUnpackRows];
   const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kUnpackRun;
-  if (col >= plain.cols) return;
-  const int count = static_cast<int>(min(int64_t{kUnpackRun}, plain.cols - col));
-  const Run<kUnpackRun, G> g = load_gamma<kVectors, kUnpackRun>(gamma, col, count);
-  const bool of_gamma = d_gamma.data != nullptr;
+  const int count = static_cast<int>(max(min(int64_t{kUnpackRun}, plain.cols - col), int64_t{0}));
+  Run<kUnpackRun, G> g;
+  if (count > 0) g = load_gamma<kVectors, kUnpackRun>(gamma, col, count);
   const int64_t slots = unpack_slots(plain.rows);
   for (int64_t slot = blockIdx.y; slot < slots; slot += gridDim.y) {
-    const int64_t end = min((slot + 1) * kUnpackRows, plain.rows);
+    const int64_t begin = slot * kUnpackRows, end = min(begin + kUnpackRows, plain.rows);
+    find_rows(rows, begin, end, at);
+    if (count == 0) continue;
     Run<kUnpackRun, float> sum{};
-    for (int64_t first = slot * kUnpackRows; first < end; first += kRows) {
-      Run<kUnpackRun, float> d[kRows];
-      Run<kUnpackRun, W> w[kRows], before[kRows];
+#pragma unroll 1
+    for (int first = 0; begin + first < end; first += kUnpackAtATime) {
+      Run<kUnpackRun, float> d[kUnpackAtATime];
+      Run<kUnpackRun, W> w[kUnpackAtATime];
+      const auto row = [&](int r) { return min(begin + first + r, end - 1); };
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (first + r < end) {
-          load<kVectors>(d[r], packed.row(rows.packed(first + r)) + col, count);
-          if (of_gamma) load<kVectors>(w[r], plain.row(first + r) + col, count);
-          if (add) load<kVectors>(before[r], d_plain.row(first + r) + col, count);
-        }
+      for (int r = 0; r < kUnpackAtATime; ++r) load<kVectors>(d[r], packed.row(at[first + r]) + col, count);
+      if (d_gamma.data != nullptr) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (first + r >= end) break;
-        if (of_gamma)
+        for (int r = 0; r < kUnpackAtATime; ++r) load<kVectors>(w[r], plain.row(row(r)) + col, count);
 #pragma unroll
-          for (int i = 0; i < kUnpackRun; ++i) sum.x[i] = sum.x[i] + d[r].x[i] * static_cast<float>(w[r].x[i]);
-        if (d_plain.data == nullptr) continue;
-        Run<kUnpackRun, W> out;
+        for (int r = 0; r < kUnpackAtATime; ++r)
+          if (begin + first + r < end)
+#pragma unroll
+            for (int i = 0; i < kUnpackRun; ++i) sum.x[i] = sum.x[i] + d[r].x[i] * static_cast<float>(w[r].x[i]);
+      }
+      if (d_plain.data == nullptr) continue;
+      if (add) {
+#pragma unroll
+        for (int r = 0; r < kUnpackAtATime; ++r) load<kVectors>(w[r], d_plain.row(row(r)) + col, count);
+      }
+#pragma unroll
+      for (int r = 0; r < kUnpackAtATime; ++r) {
+        Run<kUnpackRun, float> out;
 #pragma unroll
         for (int i = 0; i < kUnpackRun; ++i) {
           const float value = d[r].x[i] * static_cast<float>(g.x[i]);
-          out.x[i] = W(add ? value + static_cast<float>(before[r].x[i]) : value);
+          out.x[i] = add ? value + static_cast<float>(w[r].x[i]) : value;
         }
-        store<kVectors>(d_plain.row(first + r) + col, count, out);
+        if (begin + first + r < end) store<kVectors>(d_plain.row(begin + first + r) + col, count, out);
       }
     }
-    if (of_gamma) store<kVectors>(d_gamma.row(slot) + col, count, sum);
+    if (d_gamma.data != nullptr) store<kVectors>(d_gamma.row(slot) + col, count, sum);
   }
 }
 
@@ -155,7 +190,7 @@ void pack(const Gpu& gpu, Matrix<const W> plain, const PackedRows& rows, Vector<
   if (plain.rows == 0 || plain.cols == 0) return;
   const bool vectors = in_runs<kPackRun>(plain) && in_runs<kPackRun>(gamma) && in_runs<kPackRun>(packed);
   hopper::launch(gpu, "pack", vectors ? pack_kernel<true, W, G, bf16> : pack_kernel<false, W, G, bf16>,
-                 grid(ceil_div(plain.cols, int64_t{kPackRun}), ceil_div(plain.rows, int64_t{kRows})), dim3(kThreads),
+                 grid(ceil_div(plain.cols, int64_t{kPackRun}), ceil_div(plain.rows, int64_t{kPackAtATime})), dim3(kThreads),
                  plain, rows, gamma, packed);
 }
 

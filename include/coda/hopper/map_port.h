@@ -118,11 +118,11 @@ __device__ __forceinline__ void store_run(T* p, const float (&x)[n], int valid) 
     if constexpr (kHalf && n == 2)
       *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[0], x[1]);
     else if constexpr (kHalf)
-      *reinterpret_cast<uint2*>(p) = uint2{pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])};
+      store_words(p, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
     else if constexpr (n == 2)
-      *reinterpret_cast<float2*>(p) = float2{x[0], x[1]};
+      store_words(p, __float_as_uint(x[0]), __float_as_uint(x[1]));
     else
-      *reinterpret_cast<float4*>(p) = float4{x[0], x[1], x[2], x[3]};
+      store_words(p, __float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
   }
 }
 

@@ -16,6 +16,17 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+/// Neighbouring words to global memory in one access, aligned to its size. In PTX, since compilers cut stores of vector types into words
+/// where an address is made of several terms.
+__device__ __forceinline__ void store_words(void* p, uint32_t a, uint32_t b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_words(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
 struct AddUp {
   static constexpr float identity = 0;
   // Never made one with a product in front: where a compiler does that depends on the code around, and the bits would on the tile.
