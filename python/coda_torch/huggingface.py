@@ -79,6 +79,7 @@ class _Family:
     window: typing.Callable | None = None  # of sliding attention: what its attention says of it
     slides: bool = False  # whether every layer has config.sliding_window
     activation: str = "silu"  # of its MLP, as functional's
+    act: type = nn.Module  # of its MLP's activation
     eps: str = "variance_epsilon"  # its norms' name for it
     from_one: bool = False  # whether its norms' weights are distances from 1
     scaled: bool = False  # whether its embedding scales
@@ -136,8 +137,12 @@ class Boundary(nn.Module):
             mlp = layer._modules["mlp"]
             if type(mlp) is not self._family.mlp:
                 return parts, f"mlp is a {type(mlp).__name__}"
-            if _hooked(mlp) or "forward" in mlp.__dict__:
-                return parts, "mlp has a hook or a forward of its own"
+            act = mlp._modules["act_fn"]
+            if type(act) is not self._family.act:
+                return parts, f"mlp's activation is a {type(act).__name__}"
+            for name, module in (("mlp", mlp), ("mlp's activation", act)):
+                if _hooked(module) or "forward" in module.__dict__:
+                    return parts, f"{name} has a hook or a forward of its own"
             parts += _mlp_parts(layer, self._family)
         if following is not None:
             parts += _qkv_parts(following, self._family)
@@ -505,10 +510,13 @@ def patch(model):
     packed order, so a cache belongs to the patched model; under autocast the residual stream has autocast's type.
     Raises NotImplementedError that names what coda lacks for another model.
     """
+    from transformers.activations import ACT2FN
+
     families = _families()
     _check(model, families)
     inner = model.model
-    family = dataclasses.replace(families[type(model)], activation=_ACTIVATIONS[inner.config.hidden_act])
+    act = inner.config.hidden_act
+    family = dataclasses.replace(families[type(model)], activation=_ACTIVATIONS[act], act=type(ACT2FN[act]))
     state = _State(model, family)
     layers = list(inner.layers)
     boundaries = Boundaries(

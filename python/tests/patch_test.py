@@ -310,6 +310,15 @@ def test_a_parametrized_weight(kind, name):
     assert_agree(patched, plain, input_ids=tokens(2, 12))
 
 
+def test_another_activation(caplog):
+    patched, plain = pair()
+    for model in (patched, plain):
+        model.model.layers[1].mlp.act_fn = nn.Tanh()
+    with caplog.at_level(logging.WARNING, "coda_torch"):
+        assert_agree(patched, plain, input_ids=tokens(2, 12))
+    assert "mlp's activation is a Tanh" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj"])
 def test_a_pruned_weight(name):
     patched, plain = pair()
@@ -322,7 +331,7 @@ def test_a_pruned_weight(name):
     "kind, at",
     [
         *[("llama", at) for at in (
-            "layers.1.post_attention_layernorm", "layers.0.input_layernorm", "layers.2.mlp", "layers.1.self_attn.o_proj",
+            "layers.1.post_attention_layernorm", "layers.0.input_layernorm", "layers.2.mlp", "layers.1.mlp.act_fn", "layers.1.self_attn.o_proj",
             "layers.0", "layers.1", "layers.2", "layers.1.self_attn", "norm")],
         ("qwen2", "layers.0.self_attn.q_proj"),
         ("qwen2", "layers.1"),
