@@ -154,9 +154,9 @@ TEST(PackedWeight, AGradientIsAddedToWhatIsThere) {
              gamma = normals<float>(kCols, 3), before = normals<float>(kRows * kCols, 4);
   auto d_plain = before;
   Cpu cpu(2);
-  unpack_gradient<float, float>(cpu, Matrix<const float>(d_packed.data(), kRows, kCols), {},
-                                Matrix<const float>(plain.data(), kRows, kCols), Vector<const float>(gamma.data(), kCols),
-                                Matrix<float>(d_plain.data(), kRows, kCols), {}, true);
+  unpack_gradient<float, float>(
+      cpu, Matrix<const float>(d_packed.data(), kRows, kCols), {}, Matrix<const float>(plain.data(), kRows, kCols),
+      Vector<const float>(gamma.data(), kCols), Matrix<float>(d_plain.data(), kRows, kCols), {}, true);
   for (int64_t i = 0; i < kRows * kCols; ++i) {
     const double want = double{before[i]} + double{d_packed[i]} * double{gamma[i % kCols]};
     ASSERT_NEAR(d_plain[i], want, 0x1p-22 * (1 + std::abs(want))) << "element " << i;

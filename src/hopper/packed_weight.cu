@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
   const int count = static_cast<int>(max(min(int64_t{kPackRun}, plain.cols - col), int64_t{0}));
   Run<kPackRun, G> g;
   if (count > 0) g = load_gamma<kVectors, kPackRun>(gamma, col, count);
-  for (int64_t first = int64_t{blockIdx.y} * kPackAtATime; first < plain.rows; first += int64_t{gridDim.y} * kPackAtATime) {
+  for (int64_t first = int64_t{blockIdx.y} * kPackAtATime; first < plain.rows;
+       first += int64_t{gridDim.y} * kPackAtATime) {
     Run<kPackRun, W> w[kPackAtATime];
     if (count > 0) {
 #pragma unroll
@@ -190,8 +191,8 @@ void pack(const Gpu& gpu, Matrix<const W> plain, const PackedRows& rows, Vector<
   if (plain.rows == 0 || plain.cols == 0) return;
   const bool vectors = in_runs<kPackRun>(plain) && in_runs<kPackRun>(gamma) && in_runs<kPackRun>(packed);
   hopper::launch(gpu, "pack", vectors ? pack_kernel<true, W, G, bf16> : pack_kernel<false, W, G, bf16>,
-                 grid(ceil_div(plain.cols, int64_t{kPackRun}), ceil_div(plain.rows, int64_t{kPackAtATime})), dim3(kThreads),
-                 plain, rows, gamma, packed);
+                 grid(ceil_div(plain.cols, int64_t{kPackRun}), ceil_div(plain.rows, int64_t{kPackAtATime})),
+                 dim3(kThreads), plain, rows, gamma, packed);
 }
 
 template <class W, class G>

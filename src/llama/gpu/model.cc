@@ -143,7 +143,8 @@ class ModelOnGpu final : public Model::Impl {
   void weights_changed() override {
     const hopper::DeviceGuard current(gpu_.device());
     for (int i = 0; i < static_cast<int>(memory_.size()); ++i)
-      if (parameters.is_multiplied(i)) pack<float, float>(gpu_, memory_of(i).master.matrix(), {}, gamma_of(i), weight_of(i));
+      if (parameters.is_multiplied(i))
+        pack<float, float>(gpu_, memory_of(i).master.matrix(), {}, gamma_of(i), weight_of(i));
     wait(gpu_);
   }
   std::unique_ptr<Decoder::Impl> decoder() override;
@@ -248,8 +249,7 @@ void ModelOnGpu::allocate_parameters() {
     // All bits set is a NaN.
     for (const Values which : {Values::master, Values::gradient}) m[which].memory().fill(std::byte{0xff});
     for (const Values which : {Values::moment1, Values::moment2}) m[which].memory().fill(std::byte{0});
-    if (p.gamma >= 0)
-      gamma_slots = std::max(gamma_slots, unpack_slots(p.rows) * p.cols);
+    if (p.gamma >= 0) gamma_slots = std::max(gamma_slots, unpack_slots(p.rows) * p.cols);
   }
   d_gamma_ = DeviceBuffer<float>(1, gamma_slots);
 }
