@@ -14,8 +14,9 @@ inline constexpr int64_t kStrip = 48;
 // A panel of b as deep as this is half of a 32 KB first-level cache. Sums are made of parts of this length: in one running
 // fp32 sum over a vocabulary of a million, small terms would drown in a large one.
 inline constexpr int64_t kDepthBlock = 256;
-// Columns of b are packed this many floats at a time: enough to spread over threads, small beside the tensors.
-inline constexpr int64_t kPanelFloats = int64_t{4} << 20;
+// Columns of b are packed this many floats at a time: enough to spread over threads, small beside the tensors. Where they are fewer
+// than b's, a is packed again for each such part.
+inline constexpr int64_t kPanelFloats = int64_t{8} << 20;
 
 /// Neither checks anything; both factors and all operands fit.
 void product(Cpu& cpu, const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program,
