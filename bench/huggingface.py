@@ -1,4 +1,5 @@
-"""A Hugging Face Llama's training step on one GPU: as it is under torch.compile, with Liger's patch, and with coda_torch's.
+"""A Hugging Face Llama's training step on one GPU: as it is under torch.compile, whole or by layer, with Liger's patch, and with
+coda_torch's.
 
   huggingface.py [--layers 16] [--batch 4] [--seq 4096] [--rounds 5] [--steps 4] [--out FILE]
 
@@ -33,6 +34,17 @@ def compiled(model):
     return torch.compile(model)
 
 
+def compiled_by_layer(model):
+    """Each layer, and the loss, by itself: attention is then called by code that sees no mask, which it does not need."""
+    import torch
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    for layer in model.model.layers:
+        layer.compile()
+    model.loss_function = torch.compile(ForCausalLMLoss)
+    return model
+
+
 def liger(model):
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
@@ -50,7 +62,7 @@ def coda_compiled(model):
     return compiled(coda(model))
 
 
-VARIANTS = {"torch_compile": compiled, "liger": liger, "coda": coda, "coda_compile": coda_compiled}
+VARIANTS = {"torch_compile": compiled, "torch_compile_layers": compiled_by_layer, "liger": liger, "coda": coda, "coda_compile": coda_compiled}
 
 
 def run(name, o, pipe):

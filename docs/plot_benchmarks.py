@@ -4,6 +4,7 @@
   bench/training.py --coda build/coda --text FILE --json docs/benchmarks/training.json
   build/coda bench --device cuda --json docs/benchmarks/h200.json
   bench/training_gpu.py --coda build/coda --json docs/benchmarks/training-h200.json
+  bench/huggingface.py --out docs/benchmarks/huggingface-h200.json
   docs/plot_benchmarks.py docs/benchmarks/512.json … docs/benchmarks/training.json …
 
 A picture is written beside its figures: 512.json, 512.svg. Needs matplotlib.
@@ -127,6 +128,32 @@ def draw_gpu_training(report, path):
               f"{row['peak_bytes'] / 1e9:.1f} GB |")
 
 
+def draw_huggingface(rows, path):
+    """Rows of bench/huggingface.py, of models of several depths, each measured in one run."""
+    names = {"coda": "patched by coda", "coda_compile": "patched by coda, torch.compile", "liger": "patched by Liger",
+             "torch_compile": "torch.compile", "torch_compile_layers": "torch.compile, by layer"}
+    depths = sorted({row["layers"] for row in rows}, reverse=True)
+    figure, axes = plt.subplots(1, len(depths), figsize=(5.2 * len(depths), 2.2), squeeze=False)
+    print("\n| layers | model | tokens/s | ms a step | peak memory |\n| --- | --- | --- | --- | --- |")
+    for axis, layers in zip(axes[0], depths):
+        shown = sorted((row for row in rows if row["layers"] == layers), key=lambda row: row["ms"][0])
+        for i, row in enumerate(shown):
+            middle, least, most = row["ms"]
+            axis.barh(i, row["tokens_per_s"], color=COLORS["coda" if row["variant"].startswith("coda") else "torch.compile"],
+                      height=0.6)
+            axis.text(row["tokens_per_s"], i, f" {row['peak_bytes'] / 1e9:.1f} GB", va="center", fontsize=8)
+            print(f"| {layers} | {names[row['variant']]} | {row['tokens_per_s']} | {middle:.1f} ({least:.1f} to {most:.1f}) | "
+                  f"{row['peak_bytes'] / 1e9:.1f} GB |")
+        axis.set_yticks(range(len(shown)), [names[row["variant"]] for row in shown])
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.xaxis.set_major_locator(plt.MaxNLocator(4))
+        axis.set_xlabel("training, tokens/s")
+        axis.set_title(f"{layers} layers, {shown[0]['tokens']} tokens; {shown[0]['card']}", fontsize=9, loc="left")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def draw_beside_torch(report, path):
     """The fastest of torch's spellings over coda, and over cuBLAS' products alone: what fusion alone could reach."""
     cases = {}
@@ -189,7 +216,9 @@ def main():
     for argument in sys.argv[1:]:
         path = pathlib.Path(argument)
         report = json.loads(path.read_text())
-        if "tokens_per_second" in report:
+        if isinstance(report, list):
+            draw = draw_huggingface
+        elif "tokens_per_second" in report:
             draw = draw_training
         elif "rows" in report:
             draw = draw_gpu_training
