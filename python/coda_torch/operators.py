@@ -30,6 +30,8 @@ def _differentiate(name, setup_context, backward):
         return output
 
     def of_inputs(ctx, *gradients):
+        if all(gradient is None for gradient in gradients):
+            return (None,) * len(ctx.needs_input_grad)
         return *backward(ctx, *gradients), None
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(of_inputs)}

@@ -137,6 +137,28 @@ def test_an_expanded_upstream_gradient_is_like_a_whole_one(case):
             assert x is y is None or torch.equal(x, y), name
 
 
+class Cut(torch.autograd.Function):
+    """Has no gradient to pass on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@every_operator
+def test_no_upstream_gradient_gives_none_or_zeros(case):
+    operands, given = case.operands((3,), F32, F32), case.given((3,))
+    outputs = reference.as_tuple(case.operator(**operands, **given))
+    grads = torch.autograd.grad(
+        sum(Cut.apply(x).sum() for x in outputs), list(operands.values()), allow_unused=True
+    )  # fmt: skip
+    assert all(g is None or not g.any() for g in grads)
+
+
 @every_operator
 def test_gaps_in_the_operands_change_nothing(case):
     operands, given = case.operands((2, 9), F32, F32), case.given((2, 9))
