@@ -108,15 +108,20 @@ def draw_training(report, path):
     print(f"\nratio {report['ratio']:.2f}")
 
 
+def bars_with_memory(axis, rows):
+    """A bar of tokens/s for each row, its peak of memory beside it. rows: by name, and whether it is coda's."""
+    for i, (_, is_coda, row) in enumerate(rows):
+        axis.barh(i, row["tokens_per_s"], color=COLORS["coda" if is_coda else "torch.compile"], height=0.6)
+        axis.text(row["tokens_per_s"], i, f" {row['peak_bytes'] / 1e9:.1f} GB", va="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axis.invert_yaxis()
+    axis.set_xlabel("training, tokens/s")
+
+
 def draw_gpu_training(report, path):
     rows = report["rows"]
     figure, axis = plt.subplots(figsize=(5.6, 1.8))
-    for i, (name, row) in enumerate(rows.items()):
-        axis.barh(i, row["tokens_per_s"], color=COLORS["coda" if name == "coda" else "torch.compile"], height=0.6)
-        axis.text(row["tokens_per_s"], i, f" {row['peak_bytes'] / 1e9:.1f} GB", va="center", fontsize=8)
-    axis.set_yticks(range(len(rows)), rows)
-    axis.invert_yaxis()
-    axis.set_xlabel("training, tokens/s")
+    bars_with_memory(axis, [(name, name == "coda", row) for name, row in rows.items()])
     axis.set_title(f"{report['model']}, {report['batch']} × {report['seq']} tokens; {report['gpu']}, torch {report['torch']}",
                    fontsize=9, loc="left")
     figure.tight_layout()
@@ -137,18 +142,13 @@ def draw_huggingface(rows, path):
     print("\n| layers | model | tokens/s | ms a step | peak memory |\n| --- | --- | --- | --- | --- |")
     for axis, layers in zip(axes[0], depths):
         shown = sorted((row for row in rows if row["layers"] == layers), key=lambda row: row["ms"][0])
-        for i, row in enumerate(shown):
+        bars_with_memory(axis, [(names[row["variant"]], row["variant"].startswith("coda"), row) for row in shown])
+        for row in shown:
             middle, least, most = row["ms"]
-            axis.barh(i, row["tokens_per_s"], color=COLORS["coda" if row["variant"].startswith("coda") else "torch.compile"],
-                      height=0.6)
-            axis.text(row["tokens_per_s"], i, f" {row['peak_bytes'] / 1e9:.1f} GB", va="center", fontsize=8)
             print(f"| {layers} | {names[row['variant']]} | {row['tokens_per_s']} | {middle:.1f} ({least:.1f} to {most:.1f}) | "
                   f"{row['peak_bytes'] / 1e9:.1f} GB |")
-        axis.set_yticks(range(len(shown)), [names[row["variant"]] for row in shown])
-        axis.invert_yaxis()
         axis.margins(x=0.15)
         axis.xaxis.set_major_locator(plt.MaxNLocator(4))
-        axis.set_xlabel("training, tokens/s")
         axis.set_title(f"{layers} layers, {shown[0]['tokens']} tokens; {shown[0]['card']}", fontsize=9, loc="left")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

@@ -35,13 +35,12 @@ def _is_spread(x):
 
 
 def _check_tensor(x, name, like=None):
+    """Whether x is a DTensor."""
     kind = type(x)
-    if kind is Tensor or kind is Parameter:
-        spread = False
-    else:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {kind.__name__}; it needs to be a tensor")
-        spread = _is_spread(x)
+    plain = kind is Tensor or kind is Parameter
+    if not plain and not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {kind.__name__}; it needs to be a tensor")
+    spread = not plain and _is_spread(x)
     if spread:
         from . import sharding  # noqa: F401  has the operators' rules
     # A DTensor's local part is not the tensor that is meant.
@@ -102,9 +101,8 @@ def _parameter(x, name, like, shape):
         _refuse(name, f"of {dtype}", "float32 or bfloat16", TypeError)
     got = x.shape
     fits = len(got) == len(shape)
-    if fits:
-        for n, m in zip(shape, got):
-            fits = fits and (n is None or n == m)
+    for n, m in zip(shape, got):
+        fits = fits and (n is None or n == m)
     if not fits:
         _refuse(name, _shape(x), "x".join("any" if n is None else str(n) for n in shape))
     return x.contiguous()

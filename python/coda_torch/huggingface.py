@@ -30,14 +30,23 @@ def _hooked(module):
     )  # fmt: skip
 
 
-def _why_not_plain(name, module, kind, biased=False):
-    """Why a submodule's formula is not what its class says; None if it is. A parametrized module has a class of its own."""
+def _why_other(name, module, kind):
+    """Why a submodule does not do what a class says, or somebody looks on; None if it does and nobody does. A parametrized module
+    has a class of its own."""
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}"
     if "forward" in module.__dict__:
         return f"{name} has a forward of its own"
     if _hooked(module):
         return f"{name} has a hook"
+    return None
+
+
+def _why_not_plain(name, module, kind, biased=False):
+    """Why a submodule's formula is not what its class and weight say; None if it is."""
+    reason = _why_other(name, module, kind)
+    if reason:
+        return reason
     if (module._parameters.get("bias") is not None) != biased:
         return f"{name} has {'no' if biased else 'a'} bias"
     if module._parameters.get("weight") is None:
@@ -135,14 +144,11 @@ class Boundary(nn.Module):
         parts = []
         if layer is not None:
             mlp = layer._modules["mlp"]
-            if type(mlp) is not self._family.mlp:
-                return parts, f"mlp is a {type(mlp).__name__}"
-            act = mlp._modules["act_fn"]
-            if type(act) is not self._family.act:
-                return parts, f"mlp's activation is a {type(act).__name__}"
-            for name, module in (("mlp", mlp), ("mlp's activation", act)):
-                if _hooked(module) or "forward" in module.__dict__:
-                    return parts, f"{name} has a hook or a forward of its own"
+            reason = _why_other("mlp", mlp, self._family.mlp) or _why_other(
+                "mlp's activation", mlp._modules["act_fn"], self._family.act
+            )
+            if reason:
+                return parts, reason
             parts += _mlp_parts(layer, self._family)
         if following is not None:
             parts += _qkv_parts(following, self._family)

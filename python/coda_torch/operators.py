@@ -20,12 +20,14 @@ def _differentiate(name, setup_context, backward):
     """torch.library.register_autograd without what it does in every call for default and keyword arguments, which none of coda's
     operators has: a third of an operator's time on the host."""
     operator = getattr(coda, name).default
-    below_autograd = torch._C._after_autograd_keyset
+
+    def below_autograd(keys, inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
     def forward(ctx, *inputs):
         *inputs, keys = inputs
-        with torch._C._AutoDispatchBelowAutograd():
-            output = operator.redispatch(keys & below_autograd, *inputs)
+        output = below_autograd(keys, inputs)
         setup_context(ctx, inputs, output)
         return output
 
@@ -40,8 +42,7 @@ def _differentiate(name, setup_context, backward):
     def run(keys, *inputs):
         if torch._C.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
             return apply(*inputs, keys)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & below_autograd, *inputs)
+        return below_autograd(keys, inputs)
 
     _autograd.impl(name, run, with_keyset=True)
 

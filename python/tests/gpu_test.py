@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from patch_test import KINDS, plain_model
+from reference import frobenius
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -18,10 +19,6 @@ SIZES = dict(
     vocab_size=1000, hidden_size=512, intermediate_size=1416, num_attention_heads=8, num_key_value_heads=4, head_dim=64
 )
 BLOCK = dict(tokens=300, width=256, ffn=424, heads=4, kv_heads=2, head_dim=64)
-
-
-def frobenius(got, want):
-    return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
 def gradients(model, tokens):
