@@ -37,7 +37,7 @@ using namespace std::chrono_literals;
 
 constexpr int kKillsOnAGpu = 2;
 constexpr int kKills = 36, kSizeLimits = 14, kFullDisks = 6;  // 50 crashes where mounting is not permitted
-constexpr int64_t kSaveEvery = 2, kSaved = 3 * kSaveEvery, kSteps = 60;
+constexpr int64_t kSaveEvery = 2, kSaved = 3 * kSaveEvery, kSteps = 240;
 
 /// Beside the folder of the tests, as CMake puts it.
 fs::path coda_binary() {

@@ -88,19 +88,24 @@ struct PortOf<PerCol<T>, Direction::in, E, kPairs, Isa> : Port {
 };
 template <class T, class E, class Isa>
 struct PortOf<PerPair<T>, Direction::in, E, true, Isa> : Port {
+  static constexpr int width = Lanes<Isa>::width;
   const T* data;
-  int64_t period;
+  int64_t period, start = 0;  // of the period that the last step was in
   CODA_FN explicit PortOf(Vector<const T> v) : data(v.data), period(v.size) {}
-  CODA_FN Lanes<Isa> load(const Step& at) const {
+  CODA_FN Lanes<Isa> load(const Step& at) {
+    const int64_t first = in_period(at.lane);
     // The period is a multiple of 8: only registers of more than 8 lanes can run over its end.
-    if constexpr (Lanes<Isa>::width <= 8) {
-      return cpu::load<Isa>(data + at.lane % period, at.valid);
-    } else {
-      alignas(64) T lanes[Lanes<Isa>::width] = {};
-      for (int half = 0; half < at.valid; half += 8)
-        std::memcpy(lanes + half, data + (at.lane + half) % period, 8 * sizeof(T));
-      return cpu::load<Isa>(static_cast<const T*>(lanes));
-    }
+    if (width <= 8 || first + width <= period) return cpu::load<Isa>(data + first, at.valid);
+    alignas(64) T lanes[width] = {};
+    for (int half = 0; half < at.valid; half += 8)
+      std::memcpy(lanes + half, data + (first + half) % period, 8 * sizeof(T));
+    return cpu::load<Isa>(static_cast<const T*>(lanes));
+  }
+  /// lane % period, mostly without a division: lanes ascend.
+  CODA_FN int64_t in_period(int64_t lane) {
+    if (lane - start >= period) start += period;
+    if (lane < start || lane - start >= period) start = lane - lane % period;
+    return lane - start;
   }
 };
 

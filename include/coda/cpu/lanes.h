@@ -137,7 +137,7 @@ struct Lanes {
   /// a·b + c, in one rounding where there is an instruction for it.
   friend CODA_FN Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
     if constexpr (width > 4)
-      return xsimd::fma(a.v, b.v, c.v);
+      return fma(a, b, c);
     else
       return a.v * b.v + c.v;
   }
@@ -148,7 +148,10 @@ struct Lanes {
   friend CODA_FN Lanes rint(Lanes x) { return xsimd::nearbyint(x.v); }
   friend CODA_FN Lanes abs(Lanes x) { return xsimd::abs(x.v); }
   friend CODA_FN Lanes fma(Lanes a, Lanes b, Lanes c) {
-    if constexpr (width > 4) {
+#if defined(__AVX512F__)
+    if constexpr (width == 16) return Batch(_mm512_fmadd_ps(a.v, b.v, c.v));  // xsimd 8's own rounds twice
+#endif
+    if constexpr (width >= 8) {
       return xsimd::fma(a.v, b.v, c.v);
     } else {
       // Without the instruction: the product is exact in double. Angles at large positions depend on it.
@@ -157,10 +160,18 @@ struct Lanes {
       return Batch(_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high)));
     }
   }
-  static CODA_FN __m128d upper(__m128 x) { return _mm_cvtps_pd(_mm_movehl_ps(x, x)); }
-  friend CODA_FN Lanes min(Lanes a, Lanes b) { return xsimd::min(a.v, b.v); }
-  friend CODA_FN Lanes max(Lanes a, Lanes b) { return xsimd::max(a.v, b.v); }
-  friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) { return xsimd::select(condition.v, a.v, b.v); }
+  static CODA_FN __m128d upper(__m128 x) {
+    return _mm_cvtps_pd(_mm_movehl_ps(x, x));
+  }
+  friend CODA_FN Lanes min(Lanes a, Lanes b) {
+    return xsimd::min(a.v, b.v);
+  }
+  friend CODA_FN Lanes max(Lanes a, Lanes b) {
+    return xsimd::max(a.v, b.v);
+  }
+  friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) {
+    return xsimd::select(condition.v, a.v, b.v);
+  }
   friend CODA_FN Pair<Lanes> cos_sin_turns(Lanes turns) {
     // sin by its odd and cos by its even Taylor-like minimax polynomial on a quarter turn, after the quadrant is taken out.
     const Batch quadrant = xsimd::nearbyint(turns.v * 4.f);
@@ -177,7 +188,9 @@ struct Lanes {
     const Batch sine = xsimd::select(odd, sign * c, xsimd::select(half, -s, s));
     return {Lanes(cosine), Lanes(sine)};
   }
-  friend CODA_FN Lanes round_to_float(Lanes x) { return x; }
+  friend CODA_FN Lanes round_to_float(Lanes x) {
+    return x;
+  }
   friend CODA_FN Lanes round_to_bf16(Lanes x) {
     const IntBatch<Isa> rounded_bits = bf16_bits(x);
     return xsimd::bitwise_cast<Batch>(rounded_bits & IntBatch<Isa>(static_cast<int32_t>(0xffff0000)));
@@ -279,6 +292,16 @@ CODA_FN void store(T* p, Lanes<Isa> x, int n) {
   for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
+#if defined(__AVX512F__)
+/// The lower eight lanes of a, then those of b; the upper ones.
+CODA_FN Lanes<isa::avx512> lower_halves(Lanes<isa::avx512> a, Lanes<isa::avx512> b) {
+  return {_mm512_shuffle_f32x4(a.v, b.v, 0b01'00'01'00)};
+}
+CODA_FN Lanes<isa::avx512> upper_halves(Lanes<isa::avx512> a, Lanes<isa::avx512> b) {
+  return {_mm512_shuffle_f32x4(a.v, b.v, 0b11'10'11'10)};
+}
+#endif
+
 // Pairs in packed order: pair p of a row has its first value in column 16(p/8) + p%8 and its partner 8 further on.
 CODA_FN constexpr int64_t packed_column(int64_t pair) {
   return pair + (pair & ~int64_t{7});
@@ -293,14 +316,8 @@ CODA_FN Pair<Lanes<Isa>> load_pairs(const T* row, int64_t pair, int n) {
     return {load<Isa>(p, n), load<Isa>(p + 8, n)};
   } else {
     // Two blocks of eight pairs.
-    alignas(64) T first[width] = {}, second[width] = {};
-    std::memcpy(first, p, 8 * sizeof(T));
-    std::memcpy(second, p + 8, 8 * sizeof(T));
-    if (n > 8) {
-      std::memcpy(first + 8, p + 16, 8 * sizeof(T));
-      std::memcpy(second + 8, p + 24, 8 * sizeof(T));
-    }
-    return {load<Isa>(static_cast<const T*>(first)), load<Isa>(static_cast<const T*>(second))};
+    const auto low = load<Isa>(p), high = n > 8 ? load<Isa>(p + 16) : decltype(low){};
+    return {lower_halves(low, high), upper_halves(low, high)};
   }
 }
 template <class Isa, class T>
@@ -311,17 +328,30 @@ CODA_FN void store_pairs(T* row, int64_t pair, Pair<Lanes<Isa>> z, int n) {
     store<Isa>(p, z.first, n);
     store<Isa>(p + 8, z.second, n);
   } else {
-    alignas(64) T first[width], second[width];
-    store<Isa>(first, z.first);
-    store<Isa>(second, z.second);
-    std::memcpy(p, first, 8 * sizeof(T));
-    std::memcpy(p + 8, second, 8 * sizeof(T));
-    if (n > 8) {
-      std::memcpy(p + 16, first + 8, 8 * sizeof(T));
-      std::memcpy(p + 24, second + 8, 8 * sizeof(T));
-    }
+    store<Isa>(p, lower_halves(z.first, z.second));
+    if (n > 8) store<Isa>(p + 16, upper_halves(z.first, z.second));
   }
 }
+
+template <class Op>
+CODA_FN __m128 fold_to_four(__m128 x, Op) {
+  return x;
+}
+#if defined(__AVX2__)
+template <class Op>
+CODA_FN __m128 fold_to_four(__m256 x, Op op) {
+  return op(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+#endif
+#if defined(__AVX512F__)
+template <class Op>
+CODA_FN __m128 fold_to_four(__m512 x, Op op) {
+  const auto quarter = [x](auto i) { return _mm512_extractf32x4_ps(x, decltype(i)::value); };
+  using std::integral_constant;
+  return op(op(quarter(integral_constant<int, 0>{}), quarter(integral_constant<int, 2>{})),
+            op(quarter(integral_constant<int, 1>{}), quarter(integral_constant<int, 3>{})));
+}
+#endif
 
 /// Lanes [0, n) of x, identity in the others.
 template <class Isa>
@@ -329,22 +359,22 @@ CODA_FN Lanes<Isa> keep(Lanes<Isa> x, int n, float identity) {
   return n == Lanes<Isa>::width ? x : select(iota<Isa>() < Ints<Isa>(n), x, Lanes<Isa>(identity));
 }
 
-/// Sum and maximum over the lanes, in an order that depends on the instruction set only.
+/// op over the lanes: of a lane and the one half a register further on, then of those left, in registers.
+template <class Isa, class Op>
+CODA_FN float fold(Lanes<Isa> x, Op op) {
+  const __m128 four = fold_to_four(x.v, op);
+  const __m128 two = op(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(op(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/// Sum and maximum over the lanes, in an order that depends on the instruction set only. What a NaN does to a maximum is not said.
 template <class Isa>
 CODA_FN float sum(Lanes<Isa> x) {
-  alignas(64) float lane[Lanes<Isa>::width];
-  store<Isa>(lane, x);
-  for (int stride = Lanes<Isa>::width / 2; stride > 0; stride /= 2)
-    for (int i = 0; i < stride; ++i) lane[i] += lane[i + stride];
-  return lane[0];
+  return fold<Isa>(x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
 }
 template <class Isa>
 CODA_FN float maximum(Lanes<Isa> x) {
-  alignas(64) float lane[Lanes<Isa>::width];
-  store<Isa>(lane, x);
-  float m = lane[0];
-  for (int i = 1; i < Lanes<Isa>::width; ++i) m = m < lane[i] ? lane[i] : m;
-  return m;
+  return fold<Isa>(x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 }
 
 }  // namespace cpu
