@@ -78,12 +78,14 @@ class Table {
  public:
   explicit Table(const Programs& programs) {
     for (const Program& program : programs) width_ = std::max(width_, program.name.size());
+    for (cpu::Isa isa : verify::instruction_sets())
+      engine_width_ = std::max(engine_width_, verify::engine_name(isa).size());
   }
 
   void title(const char* text) { fmt::print("\n{}\n", text); }
   void add(const Row& row) {
-    std::string line =
-        fmt::format("{:<{}}  {:<11}  {:<6}", row.program, width_, row.engine, row.passed() ? "pass" : "FAIL");
+    std::string line = fmt::format("{:<{}}  {:<{}}  {:<6}", row.program, width_, row.engine, engine_width_,
+                                   row.passed() ? "pass" : "FAIL");
     if (row.check == Check::repetition) {
       line += fmt::format("  {} calls again", row.calls);
     } else {
@@ -103,7 +105,7 @@ class Table {
   const std::vector<Row>& rows() const { return rows_; }
 
  private:
-  size_t width_ = 0;
+  size_t width_ = 0, engine_width_ = 11;
   std::vector<Row> rows_;
 };
 

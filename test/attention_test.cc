@@ -231,7 +231,7 @@ struct Case {
 
 std::vector<cpu::Isa> isas_here() {
   std::vector<cpu::Isa> isas;
-  for (cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512})
+  for (cpu::Isa isa : cpu::kIsas)
     if (cpu::runs_here(isa)) isas.push_back(isa);
   return isas;
 }

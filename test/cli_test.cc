@@ -84,7 +84,7 @@ TEST_F(CliTest, SaysThatAnEngineIsSlow) {
   EXPECT_TRUE(slow.error.starts_with("coda: running on SSE2")) << slow.error;
   const Result unknown = shell("CODA_CPU_ISA=mmx " + train + "unknown");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_EQ(unknown.error, "coda: CODA_CPU_ISA is mmx; it needs generic, avx2 or avx512\n");
+  EXPECT_EQ(unknown.error, "coda: CODA_CPU_ISA is mmx; it needs generic, avx2, avx512 or avx512_bf16\n");
 }
 
 TEST_F(CliTest, MisuseExitsWithTwo) {

@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -12,14 +13,13 @@ namespace {
 
 Isa decide() {
   const char* wanted = std::getenv("CODA_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0')
-    return runs_here(Isa::avx512) ? Isa::avx512 : runs_here(Isa::avx2) ? Isa::avx2 : Isa::generic;
-  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+  if (wanted == nullptr || *wanted == '\0') return *std::find_if(kIsas.rbegin(), kIsas.rend(), runs_here);
+  for (Isa isa : kIsas) {
     if (name(isa) != wanted) continue;
     if (!runs_here(isa)) throw UsageError(std::string("CODA_CPU_ISA is ") + wanted + "; this CPU does not have it");
     return isa;
   }
-  throw UsageError(std::string("CODA_CPU_ISA is ") + wanted + "; it needs generic, avx2 or avx512");
+  throw UsageError(std::string("CODA_CPU_ISA is ") + wanted + "; it needs generic, avx2, avx512 or avx512_bf16");
 }
 
 std::atomic<int>& choice() {
@@ -46,6 +46,8 @@ std::string_view name(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
   }
   return "";
 }
@@ -59,6 +61,8 @@ bool runs_here(Isa isa) {
     case Isa::avx512:
       return runs_here(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Isa::avx512_bf16:
+      return runs_here(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
   }
   return false;
 }

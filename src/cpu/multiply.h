@@ -25,6 +25,10 @@ struct RegisterTile<isa::avx512> {
   static constexpr int rows = 14, cols = 32;
 };
 
+/// A panel of b is half of a 32 KB first-level cache. Sums are made of parts of its depth: in one running fp32 sum over a vocabulary
+/// of a million, small terms would drown in a large one.
+inline constexpr int64_t kPanelBytes = 16 * 1024;
+
 /// Memory that the program will touch where a block of accumulators is: what is fetched into cache while the block is made.
 struct Nearby {
   const char* first;     // beside the first accumulator
@@ -32,23 +36,27 @@ struct Nearby {
   int64_t column_bytes;  // of 16 columns
 };
 
-/// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, k < depths. a and b are packed in panels of the tile's rows and
+/// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, over as many words k. a and b are packed in panels of the tile's rows and
 /// columns; acc has room for whole tiles. The sum over k is made from zero in ascending order and then added, for every
 /// element alike, whatever rows and cols are. Each panel of b is fetched while the one before it is used.
-template <class Isa>
-void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
-              int64_t acc_stride, bool add, std::span<const Nearby> nearby);
+template <class Isa, Word word>
+void multiply(int64_t rows, int64_t cols, int64_t words, const float* a, const float* b, float* acc, int64_t acc_stride,
+              bool add, std::span<const Nearby> nearby);
 
 /// A product's innermost functions for one instruction set.
 struct Multiplication {
   using Pack = void (*)(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths,
                         float* out);
-  int64_t tile_rows, tile_cols;
+  int64_t tile_rows, tile_cols, block_words;
+  Word word;
   Pack pack_a, pack_b;
-  decltype(&multiply<isa::generic>) multiply;
-  decltype(&pack_rows<isa::generic>) copy_rows;
+  decltype(&multiply<isa::generic, Word::float32>) multiply;
+
+  /// Words of a row of so many values.
+  int64_t words(int64_t depths) const { return (depths + values_of(word) - 1) / values_of(word); }
+  int64_t block_depths() const { return block_words * values_of(word); }
 };
-/// The one in use.
-Multiplication multiplication();
+/// The one in use for factors of these types.
+Multiplication multiplication(ElementType a, ElementType b);
 
 }  // namespace coda::cpu

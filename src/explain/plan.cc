@@ -10,7 +10,8 @@ namespace coda::explain {
 
 std::vector<Decision> cpu_plan(const Program& program, int threads) {
   using namespace cpu;
-  const Multiplication inner = multiplication();
+  const Multiplication inner = multiplication(program.element, program.element);
+  const std::string_view word = inner.word == Word::float32 ? "float" : "bf16-pair";
   const auto grouped = [](int64_t size, int group, const char* of) {
     return group > 1 ? fmt::format("{}, in multiples of {} {}", size, group, of) : fmt::format("{}", size);
   };
@@ -27,11 +28,12 @@ std::vector<Decision> cpu_plan(const Program& program, int threads) {
                   fmt::format("a group is never cut; {} × {} accumulators, {} KB, stay in a 512 KB L2", kRowBlock,
                               kColBlock, kRowBlock * kColBlock * 4 / 1024)});
   plan.push_back(
-      {"depth of a block", fmt::format("{}", kDepthBlock),
+      {"depth of a block", fmt::format("{}", inner.block_depths()),
        "its panel of b is half of a 32 KB first-level cache; sums are made of parts this long, or small terms "
        "would drown in a large one"});
-  plan.push_back({"packing of a", "a block's rows to float panels", "by the thread that multiplies them"});
-  plan.push_back({"packing of b", fmt::format("columns to float panels, {} MB at a time", (kPanelFloats * 4) >> 20),
+  plan.push_back(
+      {"packing of a", fmt::format("a block's rows to {} panels", word), "by the thread that multiplies them"});
+  plan.push_back({"packing of b", fmt::format("columns to {} panels, {} MB at a time", word, (kPackedWords * 4) >> 20),
                   "once for all threads: enough to spread over them, small beside the tensors"});
   plan.push_back({"threads", fmt::format("{}", threads),
                   "over row blocks, and over panels where those are few; any number of them gives the same bits"});

@@ -8,6 +8,23 @@ namespace coda::cpu {
 
 namespace {
 
+/// acc + a·b of what each word holds, as floats.
+template <Word word, class L>
+CODA_FN L add_product(L a, L b, L acc) {
+  static_assert(word == Word::float32);
+  return multiply_add(a, b, acc);
+}
+
+#if defined(__AVX512F__)
+// In assembly, because a compiler that is told of AVX512-BF16 may use it anywhere in this file.
+template <>
+CODA_FN Lanes<isa::avx512> add_product<Word::bf16_pair>(Lanes<isa::avx512> a, Lanes<isa::avx512> b,
+                                                        Lanes<isa::avx512> acc) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc.v.data) : "v"(a.v.data), "v"(b.v.data));
+  return acc;
+}
+#endif
+
 /// left and right += a's column times b's row for the first depths, as many as the instruction set takes at a time; how many.
 template <class Isa, class L, int rows>
 CODA_FN int64_t several_depths(int64_t, const float*, const float*, L (&)[rows], L (&)[rows]) {
@@ -53,8 +70,8 @@ CODA_FN int64_t several_depths<isa::avx2>(int64_t depths, const float* a, const 
 #endif
 
 /// One tile. Plain arrays of registers and unrolled loops: nothing here may live in memory.
-template <class Isa>
-CODA_FN void tile(int64_t depths, const float* a, const float* b, float* acc, int64_t stride, bool add) {
+template <class Isa, Word word>
+CODA_FN void tile(int64_t words, const float* a, const float* b, float* acc, int64_t stride, bool add) {
   using L = Lanes<Isa>;
   constexpr int rows = RegisterTile<Isa>::rows, cols = RegisterTile<Isa>::cols, width = L::width;
   static_assert(cols == 2 * width);
@@ -64,16 +81,16 @@ CODA_FN void tile(int64_t depths, const float* a, const float* b, float* acc, in
     left[i] = right[i] = L(0.f);
     __builtin_prefetch(acc + i * stride, 1);
   }
-  const int64_t taken = several_depths<Isa>(depths, a, b, left, right);
+  const int64_t taken = several_depths<Isa>(words, a, b, left, right);
   a += taken * rows;
   b += taken * cols;
-  for (int64_t k = taken; k < depths; ++k, a += rows, b += cols) {
+  for (int64_t k = taken; k < words; ++k, a += rows, b += cols) {
     const L b_left = load<Isa>(b), b_right = load<Isa>(b + width);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const L x(a[i]);
-      left[i] = multiply_add(x, b_left, left[i]);
-      right[i] = multiply_add(x, b_right, right[i]);
+      left[i] = add_product<word>(x, b_left, left[i]);
+      right[i] = add_product<word>(x, b_right, right[i]);
     }
   }
 #pragma GCC unroll 16
@@ -95,25 +112,30 @@ CODA_FN void fetch(const char* p, int64_t bytes) {
 
 }  // namespace
 
-template <class Isa>
-void multiply(int64_t rows, int64_t cols, int64_t depths, const float* a, const float* b, float* acc,
-              int64_t acc_stride, bool add, std::span<const Nearby> nearby) {
+template <class Isa, Word word>
+void multiply(int64_t rows, int64_t cols, int64_t words, const float* a, const float* b, float* acc, int64_t acc_stride,
+              bool add, std::span<const Nearby> nearby) {
   constexpr int64_t tile_rows = RegisterTile<Isa>::rows, tile_cols = RegisterTile<Isa>::cols;
-  const int64_t panel_bytes = depths * tile_cols * static_cast<int64_t>(sizeof(float));
+  const int64_t panel_bytes = words * tile_cols * static_cast<int64_t>(sizeof(float));
   const int64_t share = panel_bytes / ((rows + tile_rows - 1) / tile_rows) / 64 * 64 + 64;
   // A panel of b stays in the first-level cache while all of a passes by, and the next one comes from the third.
   for (int64_t j = 0; j < cols; j += tile_cols)
     for (int64_t i = 0; i < rows; i += tile_rows) {
-      const float* panel = b + j * depths;
+      const float* panel = b + j * words;
       fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
       for (const Nearby& n : nearby)
         for (int64_t row = i; row < std::min(rows, i + tile_rows); ++row)
           fetch(n.first + row * n.row_bytes + j * n.column_bytes / 16, tile_cols * n.column_bytes / 16);
-      tile<Isa>(depths, a + i * depths, panel, acc + i * acc_stride + j, acc_stride, add);
+      tile<Isa, word>(words, a + i * words, panel, acc + i * acc_stride + j, acc_stride, add);
     }
 }
 
-template void multiply<isa::CODA_ISA>(int64_t, int64_t, int64_t, const float*, const float*, float*, int64_t, bool,
-                                      std::span<const Nearby>);
+#define CODA_MULTIPLY(word)                                                                                           \
+  template void multiply<isa::CODA_ISA, word>(int64_t, int64_t, int64_t, const float*, const float*, float*, int64_t, \
+                                              bool, std::span<const Nearby>)
+CODA_MULTIPLY(Word::float32);
+#if defined(__AVX512F__)
+CODA_MULTIPLY(Word::bf16_pair);
+#endif
 
 }  // namespace coda::cpu

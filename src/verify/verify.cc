@@ -249,7 +249,7 @@ std::vector<Row> verify(const Program& program, const Plan& plan, const Device& 
 
 std::vector<cpu::Isa> instruction_sets() {
   std::vector<cpu::Isa> sets;
-  for (cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512})
+  for (cpu::Isa isa : cpu::kIsas)
     if (cpu::runs_here(isa)) sets.push_back(isa);
   return sets;
 }
