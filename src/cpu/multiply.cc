@@ -11,6 +11,7 @@ Multiplication of() {
   using Tile = RegisterTile<Isa>;
   return {.tile_rows = Tile::rows,
           .tile_cols = Tile::cols,
+          .block_rows = Tile::block_rows,
           .block_words = kPanelBytes / (Tile::cols * int64_t{sizeof(float)}),
           .word = word,
           .pack_a = &pack_panels<Isa, Tile::rows, word>,

@@ -9,20 +9,22 @@
 
 namespace coda::cpu {
 
-/// Accumulators that registers hold, two registers wide: as many rows as leave registers for a row of b and one value of a.
+/// Accumulators that registers hold, two registers wide: as many rows as leave registers for a row of b and one value of a. And the rows
+/// of a block, about: its accumulators and the panels of one part of the depth stay in the second-level cache, of which CPUs
+/// with AVX-512 have 1 MB and others may have 512 KB.
 template <class Isa>
 struct RegisterTile;
 template <>
 struct RegisterTile<isa::generic> {
-  static constexpr int rows = 6, cols = 8;
+  static constexpr int rows = 6, cols = 8, block_rows = 96;
 };
 template <>
 struct RegisterTile<isa::avx2> {
-  static constexpr int rows = 6, cols = 16;
+  static constexpr int rows = 6, cols = 16, block_rows = 96;
 };
 template <>
 struct RegisterTile<isa::avx512> {
-  static constexpr int rows = 14, cols = 32;
+  static constexpr int rows = 14, cols = 32, block_rows = 192;
 };
 
 /// A panel of b is half of a 32 KB first-level cache. Sums are made of parts of its depth: in one running fp32 sum over a vocabulary
@@ -47,7 +49,7 @@ void multiply(int64_t rows, int64_t cols, int64_t words, const float* a, const f
 struct Multiplication {
   using Pack = void (*)(const detail::Factor& factor, int64_t row, int64_t rows, int64_t depth, int64_t depths,
                         float* out);
-  int64_t tile_rows, tile_cols, block_words;
+  int64_t tile_rows, tile_cols, block_rows, block_words;
   Word word;
   Pack pack_a, pack_b;
   decltype(&multiply<isa::generic, Word::float32>) multiply;
@@ -55,6 +57,9 @@ struct Multiplication {
   /// Words of a row of so many values.
   int64_t words(int64_t depths) const { return (depths + values_of(word) - 1) / values_of(word); }
   int64_t block_depths() const { return block_words * values_of(word); }
+  /// Rows whose last part of the depth is multiplied, and which the program then takes, at a time: what it reads and writes beside
+  /// them is fetched meanwhile, and that of more rows would not all stay in the second-level cache.
+  int64_t strip_rows() const { return block_rows / 2; }
 };
 /// The one in use for factors of these types.
 Multiplication multiplication(ElementType a, ElementType b);

@@ -39,10 +39,10 @@ detail::Epilogue chosen(const detail::CpuKernels& kernels) {
 struct RowBlocks {
   int64_t m, unit, count;
 
-  RowBlocks(int64_t rows, int64_t group, int64_t tile_rows, int threads)
-      : m(rows), unit(group > 1 ? group : tile_rows) {
+  RowBlocks(int64_t rows, int64_t group, const Multiplication& inner, int threads)
+      : m(rows), unit(group > 1 ? group : inner.tile_rows) {
     // As many for every thread.
-    const int64_t rounds = ceil_div(m, kRowBlock * threads);
+    const int64_t rounds = ceil_div(m, inner.block_rows * threads);
     count = std::min(rounds * threads, ceil_div(m, unit));
   }
   int64_t begin(int64_t block) const { return std::min(m, ceil_div(m, unit) * block / count * unit); }
@@ -73,7 +73,7 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
   const Multiplication inner = multiplication(a.element, b.element);
   const int64_t words = inner.words(depth), block_depths = inner.block_depths();
 
-  const RowBlocks blocks(m, program.row_group, inner.tile_rows, threads);
+  const RowBlocks blocks(m, program.row_group, inner, threads);
   const int64_t padded_mb = round_up(blocks.most(), inner.tile_rows);
   const int64_t nb = round_up(std::min(kColBlock, n), std::lcm<int64_t>(program.col_group, inner.tile_cols));
   const int64_t panels = ceil_div(n, nb);
@@ -83,7 +83,7 @@ void product(Cpu& cpu, const Factor& a, const Factor& b, const ProgramInfo& prog
   const int64_t depth_blocks = ceil_div(depth, block_depths);
   const int64_t last_word = std::max<int64_t>(0, depth_blocks - 1) * inner.block_words;
   const int64_t strip =
-      std::min(blocks.most(), round_up(kStrip, std::lcm<int64_t>(program.row_group, inner.tile_rows)));
+      std::min(blocks.most(), round_up(inner.strip_rows(), std::lcm<int64_t>(program.row_group, inner.tile_rows)));
   const std::vector<Nearby> tiles = tiles_of(program);
   float* packed_b = cpu.pool().shared_scratch.floats(panels_at_once * panel_words);
   const int64_t acc_floats = round_up(padded_mb * nb, 16);

@@ -20,13 +20,14 @@ std::vector<Decision> cpu_plan(const Program& program, int threads) {
       {"instruction set", std::string(name(chosen_isa())), "the best that this CPU has, or what CODA_CPU_ISA names"});
   plan.push_back({"tile in registers", fmt::format("{} × {}", inner.tile_rows, inner.tile_cols),
                   "two registers wide, as many rows as leave registers for a row of b and one value of a"});
-  plan.push_back({"rows of a block", "about " + grouped(kRowBlock, program.row_group, "for ColSum"),
+  plan.push_back({"rows of a block", "about " + grouped(inner.block_rows, program.row_group, "for ColSum"),
                   "near that, such that every thread gets about the same number"});
-  plan.push_back({"rows at a time", fmt::format("{}, in whole tiles", grouped(kStrip, program.row_group, "for ColSum")),
+  plan.push_back({"rows at a time",
+                  fmt::format("{}, in whole tiles", grouped(inner.strip_rows(), program.row_group, "for ColSum")),
                   "of the last part of the depth: the program takes them out of the first-level cache"});
   plan.push_back({"columns of a block", grouped(kColBlock, program.col_group, "for the row reductions"),
-                  fmt::format("a group is never cut; {} × {} accumulators, {} KB, stay in a 512 KB L2", kRowBlock,
-                              kColBlock, kRowBlock * kColBlock * 4 / 1024)});
+                  fmt::format("a group is never cut; {} × {} accumulators, {} KB, stay in the second-level cache",
+                              inner.block_rows, kColBlock, inner.block_rows * kColBlock * 4 / 1024)});
   plan.push_back(
       {"depth of a block", fmt::format("{}", inner.block_depths()),
        "its panel of b is half of a 32 KB first-level cache; sums are made of parts this long, or small terms "
