@@ -153,10 +153,13 @@ CODA_FN void copy_panel(const T* in, int64_t stride, int64_t rows, int64_t reada
   constexpr int width = Lanes<Isa>::width;
   constexpr int64_t step = values_of(word);
   int64_t k = 0;
+  constexpr int64_t kAhead = 24 * step;  // depths: no prefetcher of a CPU follows rows that are pages apart
   if (readable >= (kWidth + width - 1) / width * width)
     for (; k + step <= depths; k += step, out += kWidth)
-      for (int j = 0; j < kWidth; j += width)
+      for (int j = 0; j < kWidth; j += width) {
+        __builtin_prefetch(in + (k + kAhead) * stride + j);
         store<Isa>(out + j, words_of<Isa, word>(in + k * stride + j, in + (k + step - 1) * stride + j));
+      }
   for (; k < depths; k += step, out += kWidth)
     for (int64_t j = 0; j < kWidth; ++j) {
       const T* value = in + k * stride + j;

@@ -1,6 +1,7 @@
 // A program over a block of accumulators, on SIMD lanes. One port per field moves its values between memory and lanes; the
 // loop below walks rows, slots of the program's reductions, and lanes.
 #pragma once
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -19,6 +20,8 @@ struct Step {
 
 /// What every port can be asked; a port adds what its kind does: load for an In, store for an Out.
 struct Port {
+  static constexpr int kWaiting = 0;  // floats of memory that it needs while it runs
+  CODA_FN void wait_in(float*) {}
   CODA_FN void begin_row(int64_t) {}
   CODA_FN void end_step(int64_t /*row*/, int64_t /*end_col*/, bool /*last*/) {}
 };
@@ -143,7 +146,13 @@ struct PortOf<HalfTile<T>, Direction::out, E, true, Isa> : PortOf<Tile<T>, Direc
 template <class T, class E, class Isa>
 struct PortOf<DoubleTile<T>, Direction::in, E, false, Isa> : RowOf<const detail::element_t<T, E>> {
   using RowOf<const detail::element_t<T, E>>::RowOf;
-  CODA_FN Pair<Lanes<Isa>> load(const Step& at) const { return load_tile<true, Isa>(this->row, at); }
+  CODA_FN Pair<Lanes<Isa>> load(const Step& at) const {
+    // Twice as much as what other tiles read, and it waits in the second-level cache: the next row is fetched meanwhile.
+    const char* below = reinterpret_cast<const char*>(this->row + this->matrix.stride + packed_column(at.lane));
+    constexpr int64_t bytes = 2 * Lanes<Isa>::width * int64_t{sizeof(*this->row)};
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(below + i);
+    return load_tile<true, Isa>(this->row, at);
+  }
 };
 template <class T, class E, class Isa>
 struct PortOf<DoubleTile<T>, Direction::out, E, false, Isa> : PortOf<Tile<T>, Direction::out, E, false, Isa> {
@@ -248,11 +257,12 @@ struct PortOf<ColSum<T, H>, Direction::out, E, kPairs, Isa> : Port {
 /// A slot's values wait in a buffer: one pass finds their maximum, one sums, with one exp per value.
 template <int W, class E, bool kPairs, class Isa>
 struct PortOf<RowLogSumExp<W>, Direction::out, E, kPairs, Isa> : Port {
-  static constexpr int width = Lanes<Isa>::width;
+  static constexpr int width = Lanes<Isa>::width, kWaiting = W + width;
   Matrix<MaxSum> out;  // [slots, M]
-  alignas(64) float waiting[W + width];
+  float* waiting = nullptr;
   int count = 0;
   CODA_FN explicit PortOf(Matrix<MaxSum> m) : out(m) {}
+  CODA_FN void wait_in(float* memory) { waiting = memory; }
   CODA_FN void store(const Step& at, Lanes<Isa> x) {
     cpu::store<Isa>(waiting + count, x);
     count += at.valid;
@@ -357,7 +367,12 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
           return Ports(typename PortFor<Info<I>, E, kPairs, Isa>::type(field)...);
         })) {}
 
-  CODA_FN void run() {
+  static constexpr int kWaiting = (PortFor<Info<I>, E, kPairs, Isa>::type::kWaiting + ... + 0);
+
+  /// waiting: kWaiting floats. Not part of this object: one array in it, and compilers keep all of it in memory, the running
+  /// sums of a row too.
+  CODA_FN void run(float* waiting) {
+    ((port<I>().wait_in(waiting), waiting += PortFor<Info<I>, E, kPairs, Isa>::type::kWaiting), ...);
     for (int64_t r = 0; r < block_.rows; ++r) {
       acc_ = block_.acc + r * block_.acc_stride;
       row_ = block_.row + r;
@@ -488,8 +503,9 @@ namespace coda::detail {
 template <class P, class Isa>
 void epilogue(const void* program, const Block& block) {
   check_program<P>();
-  cpu::BlockRunner<P, Isa, std::make_integer_sequence<int, field_count<P>>>(*static_cast<const P*>(program), block)
-      .run();
+  using Runner = cpu::BlockRunner<P, Isa, std::make_integer_sequence<int, field_count<P>>>;
+  alignas(64) float waiting[std::max(1, Runner::kWaiting)];
+  Runner(*static_cast<const P*>(program), block).run(waiting);
 }
 
 }  // namespace coda::detail
