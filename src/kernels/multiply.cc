@@ -69,9 +69,11 @@ CODA_FN int64_t several_depths<isa::avx2>(int64_t depths, const float* a, const 
 // clang-format on
 #endif
 
-/// One tile. Plain arrays of registers and unrolled loops: nothing here may live in memory.
-template <class Isa, Word word>
-CODA_FN void tile(int64_t words, const float* a, const float* b, float* acc, int64_t stride, bool add) {
+/// One tile. Plain arrays of registers and unrolled loops: nothing here may live in memory. meanwhile(n) is called for n = 0, 1, …
+/// in front of each part of so many words.
+template <class Isa, Word word, class Meanwhile>
+CODA_FN void tile(int64_t words, int64_t part_words, const float* a, const float* b, float* acc, int64_t stride,
+                  bool add, Meanwhile&& meanwhile) {
   using L = Lanes<Isa>;
   constexpr int rows = RegisterTile<Isa>::rows, cols = RegisterTile<Isa>::cols, width = L::width;
   static_assert(cols == 2 * width);
@@ -81,16 +83,20 @@ CODA_FN void tile(int64_t words, const float* a, const float* b, float* acc, int
     left[i] = right[i] = L(0.f);
     __builtin_prefetch(acc + i * stride, 1);
   }
-  const int64_t taken = several_depths<Isa>(words, a, b, left, right);
-  a += taken * rows;
-  b += taken * cols;
-  for (int64_t k = taken; k < words; ++k, a += rows, b += cols) {
-    const L b_left = load<Isa>(b), b_right = load<Isa>(b + width);
+  for (int64_t part = 0; part * part_words < words; ++part) {
+    meanwhile(part);
+    const int64_t some = std::min(part_words, words - part * part_words);
+    const int64_t taken = several_depths<Isa>(some, a, b, left, right);
+    a += taken * rows;
+    b += taken * cols;
+    for (int64_t k = taken; k < some; ++k, a += rows, b += cols) {
+      const L b_left = load<Isa>(b), b_right = load<Isa>(b + width);
 #pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) {
-      const L x(a[i]);
-      left[i] = add_product<word>(x, b_left, left[i]);
-      right[i] = add_product<word>(x, b_right, right[i]);
+      for (int i = 0; i < rows; ++i) {
+        const L x(a[i]);
+        left[i] = add_product<word>(x, b_left, left[i]);
+        right[i] = add_product<word>(x, b_right, right[i]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -118,15 +124,22 @@ void multiply(int64_t rows, int64_t cols, int64_t words, const float* a, const f
   constexpr int64_t tile_rows = RegisterTile<Isa>::rows, tile_cols = RegisterTile<Isa>::cols;
   const int64_t panel_bytes = words * tile_cols * static_cast<int64_t>(sizeof(float));
   const int64_t share = panel_bytes / ((rows + tile_rows - 1) / tile_rows) / 64 * 64 + 64;
+  // What is nearby is fetched row by row, while the tile is made: all of its rows at once would fill the queue of what is on its
+  // way, and the product would wait.
+  const int64_t part_words = nearby.empty() ? words : std::max<int64_t>(8, words / tile_rows / 8 * 8);
+  const int64_t rows_a_part = (tile_rows * part_words + words - 1) / std::max<int64_t>(words, 1);
   // A panel of b stays in the first-level cache while all of a passes by, and the next one comes from the third.
   for (int64_t j = 0; j < cols; j += tile_cols)
     for (int64_t i = 0; i < rows; i += tile_rows) {
       const float* panel = b + j * words;
       fetch(reinterpret_cast<const char*>(panel) + panel_bytes + i / tile_rows * share, share);
-      for (const Nearby& n : nearby)
-        for (int64_t row = i; row < std::min(rows, i + tile_rows); ++row)
-          fetch(n.first + row * n.row_bytes + j * n.column_bytes / 16, tile_cols * n.column_bytes / 16);
-      tile<Isa, word>(words, a + i * words, panel, acc + i * acc_stride + j, acc_stride, add);
+      const auto fetch_nearby = [&](int64_t part) __attribute__((always_inline)) {
+        const int64_t first = i + part * rows_a_part, end = std::min({rows, i + tile_rows, first + rows_a_part});
+        for (const Nearby& n : nearby)
+          for (int64_t row = first; row < end; ++row)
+            fetch(n.first + row * n.row_bytes + j * n.column_bytes / 16, tile_cols * n.column_bytes / 16);
+      };
+      tile<Isa, word>(words, part_words, a + i * words, panel, acc + i * acc_stride + j, acc_stride, add, fetch_nearby);
     }
 }
 
