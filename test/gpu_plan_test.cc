@@ -61,10 +61,10 @@ TEST_F(GpuPlan, PutsRowsOfClustersSideBySideAsTheyDivide) {
   EXPECT_EQ(swizzle(16384, 1 << 22), 8);     // b of half a gigabyte
 }
 
-const HopperKernel kTwoTiles[] = {{Form::TN, HopperTile::pingpong_128x128, nullptr},
-                                  {Form::TN, HopperTile::cooperative_128x256, nullptr},
-                                  {Form::NT, HopperTile::pingpong_128x128, nullptr},
-                                  {Form::NT, HopperTile::cooperative_128x256, nullptr}};
+const HopperKernel kTwoTiles[] = {
+    {Form::TN, HopperTile::pingpong_128x128, nullptr}, {Form::TN, HopperTile::cooperative_128x256, nullptr},
+    {Form::NN, HopperTile::pingpong_128x128, nullptr}, {Form::NN, HopperTile::cooperative_128x256, nullptr},
+    {Form::NT, HopperTile::pingpong_128x128, nullptr}, {Form::NT, HopperTile::cooperative_128x256, nullptr}};
 const HopperKernels kTwo{kTwoTiles, nullptr};
 
 hopper::Problem product(Form form, int64_t m, int64_t n, int64_t k, double epilogue = 1) {
@@ -82,6 +82,11 @@ TEST(GpuCandidates, AreScoredAsTheyMeasured) {
     EXPECT_EQ(tile(product(Form::NT, m, n, 16384)), HopperTile::cooperative_128x256) << m << ", " << n;
   // Six waves of twice the tile where eleven do.
   EXPECT_EQ(tile(product(Form::NT, 11264, 2048, 16384)), HopperTile::pingpong_128x128);
+  // RmsNormBackward's three tiles, SwiGluBackward's five.
+  for (const auto& [n, k] : {std::pair(2048, 6144), {4096, 12288}, {8192, 44032}})
+    EXPECT_EQ(tile(product(Form::NN, 16384, n, k, 3)), HopperTile::cooperative_128x256) << n << ", " << k;
+  for (const auto& [n, k] : {std::pair(5632, 2048), {11008, 4096}, {22016, 8192}})
+    EXPECT_EQ(tile(product(Form::NN, 16384, n, k, 5)), HopperTile::pingpong_128x128) << n << ", " << k;
   // What a program loads and stores is not hidden there.
   EXPECT_EQ(tile(product(Form::TN, 16384, 22016, 4096, 5)), HopperTile::pingpong_128x128);
 }
