@@ -2,6 +2,7 @@
 #include "verify/verify.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <sstream>
 
 #include "../cli/commands.h"
@@ -139,6 +140,24 @@ TEST(Derivative, NoticesAnotherDerivative) {
 }
 
 // ---- other engines
+
+// Of the kept, rounded z a backward program may clamp what its forward program did not, or the other way round.
+TEST(Derivative, BesideALimitEitherSideIsRight) {
+  const auto& derivatives = verify::library().derivatives();
+  const auto clamped = std::ranges::find(derivatives, "GluBackward<bf16, SwigluClamped>", &verify::Derivative::program);
+  ASSERT_NE(clamped, derivatives.end());
+  for (uint64_t seed = 11; seed <= 18; ++seed)
+    for (const Row& row : clamped->verify(seed))
+      EXPECT_TRUE(row.passed()) << row.engine << ", seed " << seed << ": " << row.worst.by_share.share
+                                << " of the bound";
+}
+
+TEST(Arithmetic, AChoiceIsAsFarOffAsWhatItChoosesBetween) {
+  const Bounded x(1.0, 0.01), limit(1.005);
+  EXPECT_EQ(select(x < limit, Bounded(3.0, 0.5), Bounded(7)).error, 4.5);
+  EXPECT_EQ(select(x < Bounded(1.02), Bounded(3.0, 0.5), Bounded(7)).error, 0.5);
+  EXPECT_EQ(select(Bounded(1) < Bounded(1), Bounded(3), Bounded(7, 0.25)).error, 0.25);  // nothing is in doubt
+}
 
 TEST(Case, AlignsFactorsAndTilesIfAsked) {
   Random random(7);

@@ -38,7 +38,7 @@ struct Nearby {
   int64_t column_bytes;  // of 16 columns
 };
 
-/// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, over as many words k. a and b are packed in panels of the tile's rows and
+/// acc[i][j] (+)= Σ_k a(i, k)·b(j, k) for i < rows, j < cols, over so many words of k. a and b are packed in panels of the tile's rows and
 /// columns; acc has room for whole tiles. The sum over k is made from zero in ascending order and then added, for every
 /// element alike, whatever rows and cols are. Each panel of b is fetched while the one before it is used.
 template <class Isa, Word word>

@@ -76,6 +76,16 @@ inline double truncated_sum_error(const double* a, const double* b, int64_t k) {
   return error;
 }
 
+/// Which of two values is less, and whether a float computation is bound to find the same.
+struct Compared {
+  bool value, sure;
+
+  explicit operator bool() const { return value; }
+  friend Compared operator!(Compared a) { return {!a.value, a.sure}; }
+  friend Compared operator&(Compared a, Compared b) { return {a.value && b.value, a.sure && b.sure}; }
+  friend Compared operator|(Compared a, Compared b) { return {a.value || b.value, a.sure && b.sure}; }
+};
+
 struct Bounded {
   double value;
   double error;  // |what a float computation has here - value| is at most this
@@ -103,10 +113,15 @@ struct Bounded {
     return {ratio, (a.error + std::fabs(ratio) * b.error) / (std::fabs(b.value) - b.error) +
                        assumed.division * std::fabs(ratio) + kUnderflow};
   }
-  friend bool operator<(Bounded a, Bounded b) { return a.value < b.value; }
-  friend bool operator>(Bounded a, Bounded b) { return a.value > b.value; }
-  friend bool operator<=(Bounded a, Bounded b) { return a.value <= b.value; }
-  friend bool operator>=(Bounded a, Bounded b) { return a.value >= b.value; }
+  friend Compared operator<(Bounded a, Bounded b) { return {a.value < b.value, apart(a, b)}; }
+  friend Compared operator>(Bounded a, Bounded b) { return {a.value > b.value, apart(a, b)}; }
+  friend Compared operator<=(Bounded a, Bounded b) { return {a.value <= b.value, apart(a, b)}; }
+  friend Compared operator>=(Bounded a, Bounded b) { return {a.value >= b.value, apart(a, b)}; }
+  /// Exact ones are, equal or not.
+  static bool apart(Bounded a, Bounded b) {
+    const double errors = a.error + b.error;
+    return !(errors > 0) || std::fabs(a.value - b.value) > errors;
+  }
 
   /// f(x), computed with a relative error of assumed.function, where |f'| is at most slope.
   Bounded function(double f, double slope) const { return {f, slope * error + assumed.function * std::fabs(f)}; }
@@ -135,6 +150,12 @@ struct Bounded {
   friend Bounded min(Bounded a, Bounded b) { return {std::min(a.value, b.value), std::max(a.error, b.error)}; }
   friend Bounded max(Bounded a, Bounded b) { return {std::max(a.value, b.value), std::max(a.error, b.error)}; }
   friend Bounded select(bool condition, Bounded a, Bounded b) { return condition ? a : b; }
+  // Beside a clamp's limit the one value may be taken or the other.
+  friend Bounded select(Compared condition, Bounded a, Bounded b) {
+    const Bounded chosen = condition.value ? a : b;
+    if (condition.sure) return chosen;
+    return {chosen.value, std::fabs(a.value - b.value) + std::max(a.error, b.error)};
+  }
   friend Pair<Bounded> cos_sin_turns(Bounded turns) {
     const double angle = 2 * M_PI * turns.value, error = 2 * M_PI * turns.error + assumed.rotation;
     return {{std::cos(angle), error}, {std::sin(angle), error}};

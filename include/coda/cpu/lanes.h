@@ -38,6 +38,18 @@ using FloatBatch = xsimd::batch<float, typename Arch<Isa>::type>;
 template <class Isa>
 using IntBatch = xsimd::batch<int32_t, typename Arch<Isa>::type>;
 
+template <class Batch>
+CODA_FN Batch fused_multiply_add(Batch a, Batch b, Batch c) {
+  return xsimd::fma(a, b, c);
+}
+#if defined(__AVX512F__)
+/// xsimd 8's own of 16 floats rounds twice.
+CODA_FN FloatBatch<isa::avx512> fused_multiply_add(FloatBatch<isa::avx512> a, FloatBatch<isa::avx512> b,
+                                                   FloatBatch<isa::avx512> c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+#endif
+
 template <class Isa>
 struct Mask {
   typename FloatBatch<Isa>::batch_bool_type v;
@@ -148,11 +160,8 @@ struct Lanes {
   friend CODA_FN Lanes rint(Lanes x) { return xsimd::nearbyint(x.v); }
   friend CODA_FN Lanes abs(Lanes x) { return xsimd::abs(x.v); }
   friend CODA_FN Lanes fma(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
-    if constexpr (width == 16) return Batch(_mm512_fmadd_ps(a.v, b.v, c.v));  // xsimd 8's own rounds twice
-#endif
-    if constexpr (width >= 8) {
-      return xsimd::fma(a.v, b.v, c.v);
+    if constexpr (width > 4) {
+      return fused_multiply_add(a.v, b.v, c.v);
     } else {
       // Without the instruction: the product is exact in double. Angles at large positions depend on it.
       const __m128d low = _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a.v), _mm_cvtps_pd(b.v)), _mm_cvtps_pd(c.v));
@@ -160,18 +169,10 @@ struct Lanes {
       return Batch(_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high)));
     }
   }
-  static CODA_FN __m128d upper(__m128 x) {
-    return _mm_cvtps_pd(_mm_movehl_ps(x, x));
-  }
-  friend CODA_FN Lanes min(Lanes a, Lanes b) {
-    return xsimd::min(a.v, b.v);
-  }
-  friend CODA_FN Lanes max(Lanes a, Lanes b) {
-    return xsimd::max(a.v, b.v);
-  }
-  friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) {
-    return xsimd::select(condition.v, a.v, b.v);
-  }
+  static CODA_FN __m128d upper(__m128 x) { return _mm_cvtps_pd(_mm_movehl_ps(x, x)); }
+  friend CODA_FN Lanes min(Lanes a, Lanes b) { return xsimd::min(a.v, b.v); }
+  friend CODA_FN Lanes max(Lanes a, Lanes b) { return xsimd::max(a.v, b.v); }
+  friend CODA_FN Lanes select(Mask<Isa> condition, Lanes a, Lanes b) { return xsimd::select(condition.v, a.v, b.v); }
   friend CODA_FN Pair<Lanes> cos_sin_turns(Lanes turns) {
     // sin by its odd and cos by its even Taylor-like minimax polynomial on a quarter turn, after the quadrant is taken out.
     const Batch quadrant = xsimd::nearbyint(turns.v * 4.f);
@@ -188,9 +189,7 @@ struct Lanes {
     const Batch sine = xsimd::select(odd, sign * c, xsimd::select(half, -s, s));
     return {Lanes(cosine), Lanes(sine)};
   }
-  friend CODA_FN Lanes round_to_float(Lanes x) {
-    return x;
-  }
+  friend CODA_FN Lanes round_to_float(Lanes x) { return x; }
   friend CODA_FN Lanes round_to_bf16(Lanes x) {
     const IntBatch<Isa> rounded_bits = bf16_bits(x);
     return xsimd::bitwise_cast<Batch>(rounded_bits & IntBatch<Isa>(static_cast<int32_t>(0xffff0000)));
