@@ -229,13 +229,6 @@ struct Case {
   Guarded<E> d_qkv;
 };
 
-std::vector<cpu::Isa> isas_here() {
-  std::vector<cpu::Isa> isas;
-  for (cpu::Isa isa : cpu::kIsas)
-    if (cpu::runs_here(isa)) isas.push_back(isa);
-  return isas;
-}
-
 /// Runs a test body with every instruction set of this CPU.
 class Attention : public ::testing::TestWithParam<cpu::Isa> {
  protected:
@@ -365,7 +358,7 @@ TEST_P(Attention, NoTokens) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, Attention, ::testing::ValuesIn(isas_here()),
+INSTANTIATE_TEST_SUITE_P(EveryIsa, Attention, ::testing::ValuesIn(cpu::instruction_sets()),
                          [](const auto& isa) { return std::string(cpu::name(isa.param)); });
 
 // ---- refusals -----------------------------------------------------------------------------------------------------------

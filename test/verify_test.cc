@@ -139,8 +139,6 @@ TEST(Derivative, NoticesAnotherDerivative) {
   }
 }
 
-// ---- other engines
-
 // Of the kept, rounded z a backward program may clamp what its forward program did not, or the other way round.
 TEST(Derivative, BesideALimitEitherSideIsRight) {
   const auto& derivatives = verify::library().derivatives();
@@ -158,6 +156,8 @@ TEST(Arithmetic, AChoiceIsAsFarOffAsWhatItChoosesBetween) {
   EXPECT_EQ(select(x < Bounded(1.02), Bounded(3.0, 0.5), Bounded(7)).error, 0.5);
   EXPECT_EQ(select(Bounded(1) < Bounded(1), Bounded(3), Bounded(7, 0.25)).error, 0.25);  // nothing is in doubt
 }
+
+// ---- other engines
 
 TEST(Case, AlignsFactorsAndTilesIfAsked) {
   Random random(7);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 
 #include "coda/error.h"
@@ -13,7 +14,7 @@ namespace {
 
 Isa decide() {
   const char* wanted = std::getenv("CODA_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0') return *std::find_if(kIsas.rbegin(), kIsas.rend(), runs_here);
+  if (wanted == nullptr || *wanted == '\0') return instruction_sets().back();
   for (Isa isa : kIsas) {
     if (name(isa) != wanted) continue;
     if (!runs_here(isa)) throw UsageError(std::string("CODA_CPU_ISA is ") + wanted + "; this CPU does not have it");
@@ -65,6 +66,12 @@ bool runs_here(Isa isa) {
       return runs_here(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
   }
   return false;
+}
+
+std::vector<Isa> instruction_sets() {
+  std::vector<Isa> sets;
+  std::ranges::copy_if(kIsas, std::back_inserter(sets), runs_here);
+  return sets;
 }
 
 }  // namespace coda::cpu

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include "coda/isa.h"
 
@@ -17,6 +18,8 @@ Isa chosen_isa();
 std::string_view name(Isa isa);
 /// Whether this CPU can run it.
 bool runs_here(Isa isa);
+/// Those that it can run, the best one last.
+std::vector<Isa> instruction_sets();
 /// For tests that go through all of them.
 void choose_isa(Isa isa);
 

@@ -200,14 +200,14 @@ bool is_wide(HopperTile tile) {
 /// cycles. From a block's products at the card's power limit.
 double depth_of_tile(const Problem& problem, HopperTile tile) {
   const auto k = static_cast<double>(problem.shape.k);
-  const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 57) + 155 * (problem.epilogue_tiles - 1));
+  const double further_tiles = problem.epilogue_tiles - 1;
+  const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 57) + 155 * further_tiles);
   if (tile == HopperTile::cooperative_128x128) return k + 2 * exposed;
   if (!is_wide(tile)) return k;
   // Of NN, which is a backward program's, each further tile takes some of the gain: SwiGluBackward's five at K = 8192 all of it.
-  const double main_loop = problem.form == Form::TN   ? 0.92
-                           : problem.form == Form::NN ? 0.90 + 0.01 * std::max(0.0, problem.epilogue_tiles - 1)
-                                                      : 0.945;
-  return main_loop * k + exposed;
+  constexpr double kMainLoop[] = {0.92, 0.90, 0.945};
+  const double lost = problem.form == Form::NN ? 0.01 * std::max(0.0, further_tiles) : 0;
+  return (kMainLoop[static_cast<int>(problem.form)] + lost) * k + exposed;
 }
 
 /// How much longer than the best order this one takes, from the mean of 37 shapes (wide tiles: of a block's). Tiles run

@@ -13,11 +13,10 @@ namespace {
 /// The next eight words along the depth.
 template <Word word, class T>
 CODA_FN __m256 eight_words(const T* in) {
-  if constexpr (word == Word::bf16_pair || std::is_same_v<T, float>)
+  if constexpr (word == Word::bf16_pair)
     return _mm256_loadu_ps(reinterpret_cast<const float*>(in));
   else
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))), 16));
+    return load<isa::avx2>(in).v;
 }
 #endif
 

@@ -247,13 +247,6 @@ std::vector<Row> verify(const Program& program, const Plan& plan, const Device& 
   return std::move(trial).rows();
 }
 
-std::vector<cpu::Isa> instruction_sets() {
-  std::vector<cpu::Isa> sets;
-  for (cpu::Isa isa : cpu::kIsas)
-    if (cpu::runs_here(isa)) sets.push_back(isa);
-  return sets;
-}
-
 std::string engine_name(cpu::Isa isa) {
   return "cpu " + std::string(cpu::name(isa));
 }

@@ -55,8 +55,7 @@ std::vector<Row> verify(const Program& program, const Plan& plan, const Device& 
 /// On the CPU.
 std::vector<Row> verify(const Program& program, const Plan& plan);
 
-/// The CPU engine's instruction sets that this machine runs.
-std::vector<cpu::Isa> instruction_sets();
+using cpu::instruction_sets;
 /// "cpu avx2".
 std::string engine_name(cpu::Isa isa);
 

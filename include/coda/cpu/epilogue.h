@@ -343,6 +343,8 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   template <int N>
   using Info = detail::field_info<P, N>;
   template <int N>
+  using PortType = typename PortFor<Info<N>, E, kPairs, Isa>::type;
+  template <int N>
   static constexpr bool is_local = Info<N>::direction == Direction::local;
   template <int N>
   static constexpr bool is_out = Info<N>::direction == Direction::out;
@@ -363,16 +365,16 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
 
  public:
   CODA_FN BlockRunner(const P& program, const Block& block)
-      : block_(block), ports_(detail::with_fields<kFields>(program, [](const auto&... field) {
-          return Ports(typename PortFor<Info<I>, E, kPairs, Isa>::type(field)...);
-        })) {}
+      : block_(block),
+        ports_(
+            detail::with_fields<kFields>(program, [](const auto&... field) { return Ports(PortType<I>(field)...); })) {}
 
-  static constexpr int kWaiting = (PortFor<Info<I>, E, kPairs, Isa>::type::kWaiting + ... + 0);
+  static constexpr int kWaiting = (PortType<I>::kWaiting + ... + 0);
 
   /// waiting: kWaiting floats. Not part of this object: one array in it, and compilers keep all of it in memory, the running
   /// sums of a row too.
   CODA_FN void run(float* waiting) {
-    ((port<I>().wait_in(waiting), waiting += PortFor<Info<I>, E, kPairs, Isa>::type::kWaiting), ...);
+    ((port<I>().wait_in(waiting), waiting += PortType<I>::kWaiting), ...);
     for (int64_t r = 0; r < block_.rows; ++r) {
       acc_ = block_.acc + r * block_.acc_stride;
       row_ = block_.row + r;
@@ -390,7 +392,7 @@ class BlockRunner<P, Isa, std::integer_sequence<int, I...>> {
   }
 
  private:
-  using Ports = std::tuple<typename PortFor<Info<I>, E, kPairs, Isa>::type...>;
+  using Ports = std::tuple<PortType<I>...>;
 
   template <int N>
   CODA_FN auto& port() {

@@ -332,6 +332,12 @@ CODA_FN void store_pairs(T* row, int64_t pair, Pair<Lanes<Isa>> z, int n) {
   }
 }
 
+/// Lanes [0, n) of x, identity in the others.
+template <class Isa>
+CODA_FN Lanes<Isa> keep(Lanes<Isa> x, int n, float identity) {
+  return n == Lanes<Isa>::width ? x : select(iota<Isa>() < Ints<Isa>(n), x, Lanes<Isa>(identity));
+}
+
 template <class Op>
 CODA_FN __m128 fold_to_four(__m128 x, Op) {
   return x;
@@ -351,12 +357,6 @@ CODA_FN __m128 fold_to_four(__m512 x, Op op) {
             op(quarter(integral_constant<int, 1>{}), quarter(integral_constant<int, 3>{})));
 }
 #endif
-
-/// Lanes [0, n) of x, identity in the others.
-template <class Isa>
-CODA_FN Lanes<Isa> keep(Lanes<Isa> x, int n, float identity) {
-  return n == Lanes<Isa>::width ? x : select(iota<Isa>() < Ints<Isa>(n), x, Lanes<Isa>(identity));
-}
 
 /// op over the lanes: of a lane and the one half a register further on, then of those left, in registers.
 template <class Isa, class Op>
