@@ -289,7 +289,9 @@ constexpr const char* kNoGpuHalf = "this coda was built without its GPU half, wh
 int run_tune(const Arguments& arguments) {
   bench::GpuOptions options = gpu_options(arguments);
   constexpr double kWarm = 0.5;  // one product follows the other: the card is warm
+  constexpr int kRounds = 5;     // of a quarter of a second a plan
   options.warm_seconds = arguments.warm.value_or(kWarm);
+  options.rounds = arguments.round_count.value_or(kRounds);
   if (bench::tune_gpu == nullptr) throw UsageError(fmt::format("--tune: {}", kNoGpuHalf));
   const auto path = hopper::plan_cache_path();
   if (!path) throw UsageError("--tune: there is no folder for the plans; CODA_CACHE names one");

@@ -28,8 +28,8 @@ using coda::detail::HopperTile;
 constexpr const char* kCard = "NVIDIA H200";
 constexpr const char* kProgram = "Store<Tensors<bf16>>";
 
-TunedEntry entry(Shape shape, HopperTile tile = HopperTile::cooperative_128x256, Order order = {4, false}) {
-  return {.card = kCard, .program = kProgram, .form = Form::TN, .shape = shape, .plan = {tile, order}};
+TunedEntry entry(Shape shape, HopperTile tile = HopperTile::cooperative_128x256, int band = 4) {
+  return {.card = kCard, .program = kProgram, .form = Form::TN, .shape = shape, .plan = {tile, band}};
 }
 
 class PlanCache : public ::testing::Test {
@@ -66,7 +66,7 @@ TEST_F(PlanCache, FindsAClassOfShapes) {
   const TunedPlan* found = plans.find(kCard, kProgram, Form::TN, {17000, 5120, 2559});
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->tile, HopperTile::cooperative_128x256);
-  EXPECT_EQ(found->order.swizzle, 4);
+  EXPECT_EQ(found->band, 4);
   EXPECT_EQ(plans.find(kCard, kProgram, Form::TN, {16384, 5632, 2560}), nullptr);
   EXPECT_EQ(plans.find(kCard, kProgram, Form::NN, {16384, 5632, 2048}), nullptr);
   EXPECT_EQ(plans.find("NVIDIA H100", kProgram, Form::TN, {16384, 5632, 2048}), nullptr);
@@ -85,27 +85,26 @@ TEST_F(PlanCache, IgnoresWhatIsNotOneOfOurs) {
     return json.dump();
   };
   auto newer = nlohmann::json::parse(good);
-  newer["coda_plans"] = 2;
+  newer["coda_plans"] = 3;
   std::vector<std::string> bad = {"",
                                   "\0\xff\xfe garbage",
                                   "[]",
                                   "{}",
                                   "null",
-                                  R"({"coda_plans": 1})",
-                                  R"({"coda_plans": 1, "plans": [3]})",
-                                  R"({"coda_plans": 1, "plans": {"a": "b"}})",
+                                  R"({"coda_plans": 2})",
+                                  R"({"coda_plans": 2, "plans": [3]})",
+                                  R"({"coda_plans": 2, "plans": {"a": "b"}})",
                                   std::string(100000, '['),
                                   newer.dump(),
                                   with("tile", "pingpong 1x1"),
                                   with("tile", 4),
-                                  with("swizzle", 3),
-                                  with("swizzle", -8),
-                                  with("swizzle", int64_t{1} << 40),
-                                  with("swizzle", 2.5),
+                                  with("band", 3),
+                                  with("band", -8),
+                                  with("band", int64_t{1} << 40),
+                                  with("band", 2.5),
                                   with("m", "many"),
                                   with("m", -1),
                                   with("m", 1e300),
-                                  with("along_m", 1),
                                   with("form", "NTN"),
                                   with("card", nullptr)};
   for (size_t size = 0; size + 1 < good.size(); size += 37) bad.push_back(good.substr(0, size));
@@ -201,14 +200,14 @@ TEST_F(PlanCache, DecidesWhereItsPlanIsACandidate) {
     });
     return plan;
   };
-  const TunedEntry tuned = entry({16384, 2048, 2048}, HopperTile::cooperative_128x256, {8, false});
+  const TunedEntry tuned = entry({16384, 2048, 2048}, HopperTile::cooperative_128x256, 2);
   const Plan taken = choice(tuned, 16384, 2);
   EXPECT_TRUE(taken.tuned);
   EXPECT_EQ(taken.kernel->tile, HopperTile::cooperative_128x256);
-  EXPECT_EQ(taken.swizzle, 8);
-  EXPECT_FALSE(choice(tuned, 16384, 1).tuned);        // the program has no such tile
-  EXPECT_FALSE(choice(tuned, 16384 + 256, 2).tuned);  // 65 rows of clusters, of the same class
-  EXPECT_EQ(choice(tuned, 16384 + 256, 2).swizzle, 1);
+  EXPECT_EQ(taken.band, 2);
+  EXPECT_FALSE(choice(tuned, 16384, 1).tuned);       // the program has no such tile
+  EXPECT_TRUE(choice(tuned, 16384 + 256, 2).tuned);  // of the same class
+  EXPECT_FALSE(choice(tuned, 1 << 20, 2).tuned);
 }
 
 TEST_F(PlanCache, IsLookedUpInLessThanAMicrosecond) {

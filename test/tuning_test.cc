@@ -11,8 +11,8 @@ namespace {
 
 using coda::detail::HopperTile;
 
-PlanTime plan(std::vector<double> rounds, hopper::Order order = {1, false}) {
-  return {{HopperTile::cooperative_128x256, order}, time_of(std::move(rounds))};
+PlanTime plan(std::vector<double> rounds, int band = 1) {
+  return {{HopperTile::cooperative_128x256, band}, time_of(std::move(rounds))};
 }
 
 TuneResult result_of(std::vector<PlanTime> plans) {
@@ -52,7 +52,7 @@ TEST(Tuning, TheMeanIsOfWhatWasMeasured) {
 }
 
 TEST(Tuning, KeepsTheWinnerUnderItsClassOfShapes) {
-  const TuneResult result = result_of({plan({1}), plan({0.5}, {8, true})});
+  const TuneResult result = result_of({plan({1}), plan({0.5}, 8)});
   const hopper::TunedEntry entry = entry_of(result, "NVIDIA H200");
   hopper::TunedPlans plans;
   plans.put(entry);
@@ -60,16 +60,15 @@ TEST(Tuning, KeepsTheWinnerUnderItsClassOfShapes) {
                                               {result.product.m, result.product.n, result.product.k});
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->tile, HopperTile::cooperative_128x256);
-  EXPECT_EQ(found->order.swizzle, 8);
-  EXPECT_TRUE(found->order.along_m);
+  EXPECT_EQ(found->band, 8);
   // An untuned plan that stays is kept too: an older one may stand there.
-  EXPECT_EQ(entry_of(result_of({plan({1}), plan({2}, {8, true})}), "NVIDIA H200").plan.order.swizzle, 1);
+  EXPECT_EQ(entry_of(result_of({plan({1}), plan({2}, 8)}), "NVIDIA H200").plan.band, 1);
 }
 
 TEST(Tuning, SaysBothPlansTheirTimesAndTheRatio) {
-  const std::string won = text_of(result_of({plan({2e-3}), plan({1e-3}, {8, true})}));
+  const std::string won = text_of(result_of({plan({2e-3}), plan({1e-3}, 8)}));
   for (const char* part : {"Store, fp32", "11264, 2048, 16384 NT", "cooperative 128x256, 1 ", "2.0000",
-                           "cooperative 128x256, 8 along M", "1.0000", "2.000\n"})
+                           "cooperative 128x256, 8 ", "1.0000", "2.000\n"})
     EXPECT_NE(won.find(part), std::string::npos) << part << ": " << won;
   EXPECT_NE(text_of(result_of({plan({1e-3}), plan({2e-3})})).find("the same"), std::string::npos);
   TuneResult failed = result_of({plan({1})});
@@ -78,12 +77,12 @@ TEST(Tuning, SaysBothPlansTheirTimesAndTheRatio) {
 
   TuneReport report{.card = "NVIDIA H200", .driver = "580", .options = {}, .results = {}};
   EXPECT_NE(tune_table_head(report).find("NVIDIA H200, driver 580"), std::string::npos);
-  report.results = {result_of({plan({2e-3, 4e-3, 2e-3}), plan({1e-3, 2e-3, 1e-3}, {8, true})}), failed};
+  report.results = {result_of({plan({2e-3, 4e-3, 2e-3}), plan({1e-3, 2e-3, 1e-3}, 8)}), failed};
   const auto json = nlohmann::json::parse(json_of(report));
   EXPECT_EQ(json["gpu"], "NVIDIA H200");
   EXPECT_EQ(json["untuned_to_best"], 2);
   EXPECT_EQ(json["results"][0]["best"], 1);
-  EXPECT_EQ(json["results"][0]["plans"][1]["swizzle"], 8);
+  EXPECT_EQ(json["results"][0]["plans"][1]["band"], 8);
   EXPECT_EQ(json["results"][0]["plans"][1]["rounds_s"].size(), 3U);
   EXPECT_EQ(json["results"][1]["failure"], "a kernel failed");
 }

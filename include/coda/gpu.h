@@ -71,9 +71,8 @@ struct HopperProduct {
   const void* program;
   CUstream_st* stream;
   int device, multiprocessors;
-  int swizzle;   // tiles that run side by side across the raster's direction: 1, 2, 4 or 8
-  bool along_m;  // consecutive tiles go down a column of tiles
-  bool early;    // programmatic dependent launch: starts as the kernel in front ends, and waits for it before it reads
+  int band;    // rows of clusters, of two tiles each, that run side by side
+  bool early;  // programmatic dependent launch: starts as the kernel in front ends, and waits for it before it reads
 };
 
 /// One launch of a program over a stored matrix [M, N] of float or bf16, whatever the alignment.

@@ -33,13 +33,12 @@ coda::detail::Form form_of(Form form) {
 }
 
 std::string short_text(const hopper::TunedPlan& plan) {
-  return fmt::format("{}, {}{}", hopper::name(plan.tile), plan.order.swizzle, plan.order.along_m ? " along M" : "");
+  return fmt::format("{}, {}", hopper::name(plan.tile), plan.band);
 }
 
 Json json_of(const PlanTime& measured) {
   return {{"tile", hopper::name(measured.plan.tile)},
-          {"swizzle", measured.plan.order.swizzle},
-          {"along_m", measured.plan.order.along_m},
+          {"band", measured.plan.band},
           {"median_s", measured.time.median},
           {"low_s", measured.time.low},
           {"high_s", measured.time.high},

@@ -23,9 +23,8 @@ GpuPlan plan_of(const HopperKernels& kernels, const hopper::Problem& problem, co
       .form = problem.form, .shape = problem.shape, .candidates = hopper::candidates(problem, kernels), .chosen = 0};
   const hopper::Plan choice = hopper::choose(problem, kernels, card.name, tuned);
   plan.tuned = choice.tuned;
-  const auto chosen = std::ranges::find_if(plan.candidates, [&](const hopper::Candidate& c) {
-    return c.kernel == choice.kernel && c.order.swizzle == choice.swizzle && c.order.along_m == choice.along_m;
-  });
+  const auto chosen = std::ranges::find_if(
+      plan.candidates, [&](const hopper::Candidate& c) { return c.kernel == choice.kernel && c.band == choice.band; });
   plan.chosen = static_cast<size_t>(chosen - plan.candidates.begin());
   return plan;
 }

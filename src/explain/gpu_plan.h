@@ -25,7 +25,7 @@ std::optional<Card> card_of(std::string_view machine);
 struct GpuPlan {
   coda::detail::Form form;
   hopper::Shape shape;
-  std::vector<hopper::Candidate> candidates;  // legal ones first, best first
+  std::vector<hopper::Candidate> candidates;  // best first
   size_t chosen = 0;
   bool tuned = false;
 

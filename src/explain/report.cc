@@ -154,9 +154,8 @@ std::string gpu_plan_text(const GpuPlan& plan, const Card& card) {
   Lines lines = {{"  tile", "order", "score", "", ""}};
   for (const hopper::Candidate& c : plan.candidates) {
     const std::string chosen = &c == &plan.choice() ? why_chosen(plan) : "";
-    lines.push_back({fmt::format("  {}", hopper::name(c.kernel->tile)),
-                     fmt::format("{} {} of clusters", c.order.swizzle, c.order.along_m ? "columns" : "rows"),
-                     c.legal ? fmt::format("{:.3f}", relative_score(plan, c)) : "illegal", chosen, c.reason});
+    lines.push_back({fmt::format("  {}", hopper::name(c.kernel->tile)), fmt::format("{} rows of clusters", c.band),
+                     fmt::format("{:.3f}", relative_score(plan, c)), chosen, c.reason});
   }
   return out + table(lines, "llrll");
 }
@@ -171,11 +170,11 @@ std::string gpu_plans_text(const std::vector<RowPlan>& plans, const Card& card) 
                                      row.program,
                                      mnk_text(plan.shape),
                                      hopper::name(plan.form),
-                                     hopper::text_of(choice.kernel->tile, choice.order),
+                                     hopper::text_of(choice.kernel->tile, choice.band),
                                      plan.tuned ? "tuned" : "untuned"};
     for (const hopper::Candidate& next : plan.candidates) {
-      if (&next == &choice || !next.legal) continue;
-      line.push_back(hopper::text_of(next.kernel->tile, next.order));
+      if (&next == &choice) continue;
+      line.push_back(hopper::text_of(next.kernel->tile, next.band));
       line.push_back(next.reason.empty() ? "the least score" : next.reason);
       break;
     }
@@ -224,9 +223,7 @@ ordered_json json(const GpuPlan& plan) {
                       {"chosen", plan.chosen}};
   for (const hopper::Candidate& c : plan.candidates)
     out["candidates"].push_back({{"tile", hopper::name(c.kernel->tile)},
-                                 {"swizzle", c.order.swizzle},
-                                 {"along_m", c.order.along_m},
-                                 {"legal", c.legal},
+                                 {"band", c.band},
                                  {"score", relative_score(plan, c)},
                                  {"reason", c.reason}});
   return out;

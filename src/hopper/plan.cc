@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "align.h"
@@ -201,29 +202,28 @@ bool is_wide(HopperTile tile) {
 double depth_of_tile(const Problem& problem, HopperTile tile) {
   const auto k = static_cast<double>(problem.shape.k);
   const double further_tiles = problem.epilogue_tiles - 1;
-  const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 57) + 155 * further_tiles);
+  const double exposed = std::max(0.0, (problem.form == Form::TN ? 165 : 110) + 155 * further_tiles);
   if (tile == HopperTile::cooperative_128x128) return k + 2 * exposed;
   if (!is_wide(tile)) return k;
   // Of NN, which is a backward program's, each further tile takes some of the gain: SwiGluBackward's five at K = 8192 all of it.
-  constexpr double kMainLoop[] = {0.92, 0.90, 0.945};
-  const double lost = problem.form == Form::NN ? 0.01 * std::max(0.0, further_tiles) : 0;
+  constexpr double kMainLoop[] = {0.92, 0.945, 0.94};
+  const double lost = problem.form == Form::NN ? 0.005 * std::max(0.0, further_tiles) : 0;
   return (kMainLoop[static_cast<int>(problem.form)] + lost) * k + exposed;
 }
 
-/// How much longer than the best order this one takes, from the mean of 37 shapes (wide tiles: of a block's). Tiles run
-/// along rows of clusters, so many rows side by side: what is read of b is read once for all of them. Where b is far
-/// beyond the L2 cache that is read from memory, and decides (measured of the vocabulary's product, which is TN).
-double excess_of_order(const Problem& problem, HopperTile tile, Order order) {
-  constexpr int64_t kFarBeyondL2 = int64_t{256} << 20;
-  if (order.along_m) return problem.form == Form::NT ? 1.17 : 1.33;
-  if (problem.form == Form::TN && problem.shape.n * problem.shape.k * int64_t{sizeof(bf16)} > kFarBeyondL2)
-    return 1 + 0.15 / order.swizzle;
-  const int i = order.swizzle == 1 ? 0 : order.swizzle == 2 ? 1 : order.swizzle == 4 ? 2 : 3;
-  constexpr double kExcess[3][4] = {
-      {1.020, 1.025, 1.013, 1.017}, {1.009, 1.006, 1.023, 1.040}, {1.012, 1.012, 1.026, 1.094}};
-  constexpr double kWideExcess[3][4] = {
-      {1.023, 1.020, 1.013, 1.023}, {1.019, 1.019, 1.006, 1.014}, {1.025, 1.025, 1.012, 1.020}};
-  return (is_wide(tile) ? kWideExcess : kExcess)[static_cast<int>(problem.form)][i];
+/// What an order's reads cost: what is in flight at a time reads so many rows of a and of b from the second-level cache, and
+/// reads them from memory as often as that has lost them. The clock falls with the power that takes, by kReads of the least there could be.
+/// A b that stays in the cache is not read again, whatever the order.
+double cost_of_order(const Problem& problem, HopperTile tile, int band) {
+  constexpr double kReads = 0.035;
+  constexpr int64_t kStays = int64_t{23} << 20;  // of an H200's 50 MB, which lie in two halves
+  const double cluster_rows = kClusterRows * size_of(tile).rows, cluster_cols = size_of(tile).cols;
+  const double clusters = std::max(1, problem.multiprocessors / kClusterRows);
+  const double rows = std::min<double>(band, static_cast<double>(rows_of_clusters(problem, tile)));
+  const double cols = std::min(clusters / rows, static_cast<double>(columns_of_clusters(problem, tile)));
+  const bool b_stays = problem.shape.n * problem.shape.k * int64_t{sizeof(bf16)} <= kStays;
+  const double reads = clusters / cols * cluster_rows + (b_stays ? 0 : cols * cluster_cols);
+  return 1 + kReads * reads / (2 * std::sqrt(clusters * cluster_rows * cluster_cols));
 }
 
 }  // namespace
@@ -233,27 +233,14 @@ int64_t waves(const Problem& problem, HopperTile tile) {
                   std::max(1, problem.multiprocessors / kClusterRows));
 }
 
-double score(const Problem& problem, HopperTile tile, Order order) {
+double score(const Problem& problem, HopperTile tile, int band) {
   const double area = size_of(tile).rows * size_of(tile).cols / (128.0 * 128.0);
   return static_cast<double>(waves(problem, tile)) * area * depth_of_tile(problem, tile) *
-         excess_of_order(problem, tile, order);
+         cost_of_order(problem, tile, band);
 }
 
-bool is_legal(const Problem& problem, HopperTile tile, Order order) {
-  const int64_t clusters = order.along_m ? columns_of_clusters(problem, tile) : rows_of_clusters(problem, tile);
-  return clusters % order.swizzle == 0;
-}
-
-std::string obstacle(const Problem& problem, HopperTile tile, Order order) {
-  if (is_legal(problem, tile, order)) return {};
-  return fmt::format("{} {} of clusters are not a multiple of {}: CUTLASS would add empty ones",
-                     order.along_m ? columns_of_clusters(problem, tile) : rows_of_clusters(problem, tile),
-                     order.along_m ? "columns" : "rows", order.swizzle);
-}
-
-std::string text_of(HopperTile tile, Order order) {
-  return fmt::format("{}, {} {} of clusters side by side", name(tile), order.swizzle,
-                     order.along_m ? "columns" : "rows");
+std::string text_of(HopperTile tile, int band) {
+  return fmt::format("{}, {} rows of clusters side by side", name(tile), band);
 }
 
 Plan untuned(const Problem& problem, const HopperKernels& kernels) {
@@ -261,11 +248,10 @@ Plan untuned(const Problem& problem, const HopperKernels& kernels) {
   double least = 0;
   for (const HopperKernel& kernel : kernels.products) {
     if (kernel.form != problem.form) continue;
-    for (const Order order : kOrders) {
-      if (!is_legal(problem, kernel.tile, order)) continue;
-      const double time = score(problem, kernel.tile, order);
+    for (const int band : kBands) {
+      const double time = score(problem, kernel.tile, band);
       if (best.kernel != nullptr && time >= least) continue;
-      best = {.kernel = &kernel, .swizzle = order.swizzle, .along_m = order.along_m};
+      best = {.kernel = &kernel, .band = band};
       least = time;
     }
   }
@@ -276,16 +262,11 @@ std::vector<Candidate> candidates(const Problem& problem, const HopperKernels& k
   std::vector<Candidate> all;
   for (const HopperKernel& kernel : kernels.products) {
     if (kernel.form != problem.form) continue;
-    for (const Order order : kOrders)
-      all.push_back({.kernel = &kernel,
-                     .order = order,
-                     .legal = is_legal(problem, kernel.tile, order),
-                     .score = score(problem, kernel.tile, order),
-                     .reason = obstacle(problem, kernel.tile, order)});
+    for (const int band : kBands)
+      all.push_back({.kernel = &kernel, .band = band, .score = score(problem, kernel.tile, band), .reason = {}});
   }
-  std::ranges::stable_sort(all, {}, [](const Candidate& c) { return std::pair(!c.legal, c.score); });
+  std::ranges::stable_sort(all, {}, &Candidate::score);
   for (Candidate& c : all) {
-    if (!c.legal) continue;
     const Candidate& best = all.front();
     const HopperTile tile = c.kernel->tile, best_tile = best.kernel->tile;
     if (&c == &best) continue;
@@ -294,11 +275,10 @@ std::vector<Candidate> candidates(const Problem& problem, const HopperKernels& k
       c.reason +=
           fmt::format(": {} waves of its tiles, each as {:.0f} of depth, against {} as {:.0f}", waves(problem, tile),
                       depth_of_tile(problem, tile), waves(problem, best_tile), depth_of_tile(problem, best_tile));
-    const double excess = excess_of_order(problem, tile, c.order),
-                 least = excess_of_order(problem, best_tile, best.order);
-    if (excess != least)
-      c.reason += fmt::format("{} its order took {:.3f} of the best order's time, against {:.3f}",
-                              tile != best_tile ? ";" : ":", excess, least);
+    const double reads = cost_of_order(problem, tile, c.band), least = cost_of_order(problem, best_tile, best.band);
+    if (reads != least)
+      c.reason += fmt::format("{} its order's reads cost {:.1f} %, against {:.1f}", tile != best_tile ? ";" : ":",
+                              100 * (reads - 1), 100 * (least - 1));
   }
   return all;
 }
@@ -320,8 +300,8 @@ std::string obstacle_to_fusing(const Factor& a, const Factor& b, const ProgramIn
 Plan choose(const Problem& problem, const HopperKernels& kernels, std::string_view card, const TunedPlans& tuned) {
   if (const TunedPlan* entry = tuned.find(card, kernels.name, problem.form, problem.shape))
     for (const HopperKernel& kernel : kernels.products)
-      if (kernel.form == problem.form && kernel.tile == entry->tile && is_legal(problem, entry->tile, entry->order))
-        return {.kernel = &kernel, .swizzle = entry->order.swizzle, .along_m = entry->order.along_m, .tuned = true};
+      if (kernel.form == problem.form && kernel.tile == entry->tile)
+        return {.kernel = &kernel, .band = entry->band, .tuned = true};
   return untuned(problem, kernels);
 }
 

@@ -36,18 +36,13 @@ struct Shape {
 /// How a fused kernel is run. Any plan of a call leaves the same bits.
 struct Plan {
   const coda::detail::HopperKernel* kernel = nullptr;  // null: two passes
-  int swizzle = 1;
-  bool along_m = false;
+  int band = 1;                                        // one of kBands
   bool tuned = false;
   std::string reason{};  // against every fused kernel; empty with one
 };
 
-/// An order of tiles that plans choose from.
-struct Order {
-  int swizzle;
-  bool along_m;
-};
-inline constexpr Order kOrders[] = {{8, false}, {4, false}, {2, false}, {1, false}, {8, true}, {1, true}};
+/// Orders of tiles that plans choose from: rows of clusters, two tiles each, that run side by side (coda/hopper/bands.h).
+inline constexpr int kBands[] = {8, 4, 2, 1};
 
 /// What a plan is chosen for.
 struct Problem {
@@ -64,22 +59,18 @@ double epilogue_tiles(std::span<const Field> fields);
 
 /// Waves of tiles over the multiprocessors, two tiles a cluster.
 int64_t waves(const Problem& problem, coda::detail::HopperTile tile);
-/// Time that a plan is predicted to take, in units of no meaning beyond one product: waves times the cost of a tile times how much longer
-/// its order took than the best one. Every factor is a measurement (docs/measurements.md).
-double score(const Problem& problem, coda::detail::HopperTile tile, Order order);
-/// Why an order cannot be taken, in words; empty if it can.
-std::string obstacle(const Problem& problem, coda::detail::HopperTile tile, Order order);
-bool is_legal(const Problem& problem, coda::detail::HopperTile tile, Order order);
+/// Time that a plan is predicted to take, in units of no meaning beyond one product: waves times the cost of a tile times what its order's
+/// reads cost. Every factor is a measurement (docs/measurements.md).
+double score(const Problem& problem, coda::detail::HopperTile tile, int band);
 
 /// A kernel in an order, and what it lost by.
 struct Candidate {
   const coda::detail::HopperKernel* kernel;
-  Order order;
-  bool legal;
+  int band;
   double score;
   std::string reason;
 };
-/// All of the form, the legal ones first, best first.
+/// All of the form, best first.
 std::vector<Candidate> candidates(const Problem& problem, const coda::detail::HopperKernels& kernels);
 
 /// What the GPU engine refuses besides what every engine does (call_check.h): factors of float or of 2^31 rows, forms that the program
@@ -121,6 +112,6 @@ Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const 
 Plan choose(const coda::detail::Factor& a, const coda::detail::Factor& b, const coda::detail::ProgramInfo& program,
             const coda::detail::HopperKernels& kernels);
 /// "cooperative 128x256, 4 rows of clusters side by side".
-std::string text_of(coda::detail::HopperTile tile, Order order);
+std::string text_of(coda::detail::HopperTile tile, int band);
 
 }  // namespace coda::hopper

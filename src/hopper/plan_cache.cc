@@ -24,7 +24,7 @@ using coda::detail::Form;
 using coda::detail::HopperTile;
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;                    // 1 had orders that are no more
 constexpr off_t kMostBytes = off_t{16} << 20;  // tens of thousands of plans
 constexpr std::array kForms = {Form::TN, Form::NN, Form::NT};
 constexpr std::array kTiles = {HopperTile::pingpong_128x128, HopperTile::cooperative_128x128,
@@ -59,12 +59,9 @@ TunedEntry entry_of(const Json& json) {
                    .form = named(kForms, json.at("form").get<std::string>()),
                    .shape = {size_in(json, "m"), size_in(json, "n"), size_in(json, "k")},
                    .plan = {.tile = named(kTiles, json.at("tile").get<std::string>()),
-                            .order = {.swizzle = static_cast<int>(std::min<int64_t>(size_in(json, "swizzle"), 1000)),
-                                      .along_m = json.at("along_m").get<bool>()}}};
-  if (std::ranges::none_of(kOrders, [&](Order order) {
-        return order.swizzle == entry.plan.order.swizzle && order.along_m == entry.plan.order.along_m;
-      }))
-    throw Error(fmt::format("no plan has a swizzle of {}", entry.plan.order.swizzle));
+                            .band = static_cast<int>(std::min<int64_t>(size_in(json, "band"), 1000))}};
+  if (std::ranges::find(kBands, entry.plan.band) == std::end(kBands))
+    throw Error(fmt::format("no plan has a band of {}", entry.plan.band));
   return entry;
 }
 
@@ -147,8 +144,7 @@ std::string TunedPlans::json() const {
                     {"n", shape.n},
                     {"k", shape.k},
                     {"tile", name(plan.tile)},
-                    {"swizzle", plan.order.swizzle},
-                    {"along_m", plan.order.along_m}});
+                    {"band", plan.band}});
   }
   return Json{{"coda_plans", kVersion}, {"plans", std::move(list)}}.dump(1) + "\n";
 }

@@ -17,7 +17,7 @@ Shape class_of(const Shape& shape);
 
 struct TunedPlan {
   coda::detail::HopperTile tile;
-  Order order;
+  int band;  // one of kBands
 };
 
 /// One plan, for the class of a shape.

@@ -28,8 +28,7 @@ void launch(const Gpu& gpu, const Factor& a, const Factor& b, const void* progra
                                     .stream = gpu.stream(),
                                     .device = gpu.device(),
                                     .multiprocessors = gpu.multiprocessors(),
-                                    .swizzle = plan.swizzle,
-                                    .along_m = plan.along_m,
+                                    .band = plan.band,
                                     .early = false}));  // verified, and no faster (docs/measurements.md)
 }
 

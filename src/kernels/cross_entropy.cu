@@ -4,7 +4,8 @@
 
 using namespace coda;
 
-CODA_HOPPER_PROGRAM(TN, CrossEntropy<Tensors<bf16>, KeepLogits, Uncapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM_AND(cooperative_128x256, TN, TN,
+                        CrossEntropy<Tensors<bf16>, KeepLogits, Uncapped, WithoutLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropy<Tensors<bf16>, KeepLogits, Uncapped, WithLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropy<Tensors<bf16>, KeepLogits, SoftCapped, WithoutLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropy<Tensors<bf16>, KeepLogits, SoftCapped, WithLogitSum>);

@@ -8,7 +8,8 @@ CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, 
 CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, Uncapped, WithLogitSum>);
 CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, SoftCapped, WithoutLogitSum>);
 CODA_HOPPER_PROGRAM(no_product, CrossEntropyBackward<Tensors<bf16>, KeepLogits, SoftCapped, WithLogitSum>);
-CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, Uncapped, WithoutLogitSum>);
+CODA_HOPPER_PROGRAM_AND(cooperative_128x256, TN, TN,
+                        CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, Uncapped, WithoutLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, Uncapped, WithLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, SoftCapped, WithoutLogitSum>);
 CODA_HOPPER_PROGRAM(TN, CrossEntropyBackward<Tensors<bf16>, RecomputeLogits, SoftCapped, WithLogitSum>);

@@ -15,6 +15,8 @@
 #include "coda/programs/norm.h"
 #include "coda/programs/store.h"
 #include "coda/programs/swiglu.h"
+#include "hopper/plan.h"
+#include "hopper/product.h"
 
 namespace coda::test {
 namespace {
@@ -190,6 +192,31 @@ void many_elements() {
   }
 }
 
+/// 19 rows and 11 columns of clusters (128 columns wide), the last ones not whole: bands of 8, 4 and 2 that are not full, in
+/// several waves. Every element is written once, wherever its tile comes.
+void orders_of_tiles() {
+  constexpr int64_t kM = 18 * 256 + 40, kN = 10 * 128 + 24, kK = 128;
+  const Gpu gpu;
+  const Matrix<bf16> a = tile(kM, kK), b = tile(kN, kK);
+  fill(a, 3);
+  fill(b, 4);
+  const Matrix<bf16> plain = tile(kM, kN);
+  gemm(gpu, a, b, Store<>{.out = plain});
+  const auto want = host(plain.data, kM * kN);
+  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
+  const Matrix<bf16> out = tile(kM, kN);
+  const Store<> store{.out = out};
+  coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
+    const hopper::Problem problem = hopper::problem_of(factor_a, factor_b, program, gpu.multiprocessors());
+    for (const hopper::Candidate& c :
+         hopper::candidates(problem, coda::detail::hopper_kernels<Store<Tensors<bf16>>>())) {
+      check(cudaMemset(out.data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
+      hopper::run_fused(gpu, factor_a, factor_b, program, {.kernel = c.kernel, .band = c.band});
+      expect(same(host(out.data, kM * kN), want), hopper::text_of(c.kernel->tile, c.band) + " gives another result");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace coda::test
 
@@ -197,6 +224,7 @@ int main() {
   coda::test::streams_and_graphs();
   coda::test::current_device();
   coda::test::workspace();
+  coda::test::orders_of_tiles();
   coda::test::many_elements();
   if (coda::test::failures > 0) return 1;
   std::printf("passed\n");

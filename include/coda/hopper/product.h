@@ -12,6 +12,7 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #pragma GCC diagnostic pop
 
+#include "coda/hopper/bands.h"
 #include "coda/hopper/epilogue.h"
 
 namespace coda::hopper {
@@ -123,8 +124,8 @@ struct Product {
       typename T::Shape, Element, Stride<kATransposed>, Element, Stride<kBTransposed>, Mma, cute::SM90_TMA_LOAD,
       Atom<kATransposed>, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom<kBTransposed>, void,
       cute::identity>;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, typename S::Epilogue_,
-                                                      cutlass::gemm::PersistentScheduler>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, typename S::Epilogue_, Bands>;
   static_assert(Kernel::SharedStorageSize <= kSharedBytes);
 
   template <bool kTransposed>
@@ -135,8 +136,7 @@ struct Product {
       return {row_distance<bf16>(x.rows, x.depth, x.stride), cute::_1{}, int64_t{0}};
   }
   static int launch(const HopperProduct& product) {
-    using Order = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90Params::RasterOrderOptions;
-    const auto& [a, b, program, stream, device, multiprocessors, swizzle, along_m, early] = product;
+    const auto& [a, b, program, stream, device, multiprocessors, band, early] = product;
     typename Kernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.depth), 1},
@@ -145,8 +145,7 @@ struct Product {
         *static_cast<const P*>(program)};
     arguments.hw_info.device_id = device;
     arguments.hw_info.sm_count = multiprocessors;
-    arguments.scheduler.max_swizzle_size = swizzle;
-    arguments.scheduler.raster_order = along_m ? Order::AlongM : Order::AlongN;
+    arguments.scheduler.band = band;
     typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
     if (const cudaError_t error = cudaFuncSetAttribute(
             cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))

@@ -97,13 +97,9 @@ class HopperEngine : public Engine {
                     return;
                   for (const hopper::Candidate& candidate : hopper::candidates(
                            hopper::problem_of(call.a, call.b, call.program, gpu_.multiprocessors()), *call.hopper))
-                    if (candidate.legal)
-                      all.push_back({"by " + hopper::text_of(candidate.kernel->tile, candidate.order),
-                                     [this, plan = hopper::Plan{.kernel = candidate.kernel,
-                                                                .swizzle = candidate.order.swizzle,
-                                                                .along_m = candidate.order.along_m}](AnyCase& it) {
-                                       run(it, {}, plan);
-                                     }});
+                    all.push_back({"by " + hopper::text_of(candidate.kernel->tile, candidate.band),
+                                   [this, plan = hopper::Plan{.kernel = candidate.kernel, .band = candidate.band}](
+                                       AnyCase& it) { run(it, {}, plan); }});
                 });
     return all;
   }
