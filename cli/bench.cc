@@ -57,6 +57,7 @@ struct Arguments {
   std::optional<double> warm;
   int64_t layers = 4, rows = 8, seq = 256;
   std::string preset;
+  std::optional<int> slices;
   bool tie = false, tune = false;
   llama::Dtype dtype = llama::Dtype::fp32;
   int threads = 0;
@@ -280,6 +281,7 @@ bench::GpuOptions gpu_options(const Arguments& arguments) {
   options.rounds = arguments.round_count.value_or(options.rounds);
   options.cool_rounds = std::max(1, options.rounds / 3);
   options.warm_seconds = arguments.warm.value_or(options.warm_seconds);
+  options.slices = arguments.slices.value_or(options.slices);
   (void)bench::gpu_cases(options);  // refuses rows that there are not
   return options;
 }
@@ -378,10 +380,11 @@ int run(const CLI::App& app, const Arguments& arguments) {
       throw UsageError("--tune is of a GPU's plans; --device is cpu");
     for (const char* option : models)
       if (app.count(option) > 0) throw UsageError(fmt::format("{} means nothing with --tune", option));
+    if (app.count("--slices") > 0) throw UsageError("--slices means nothing with --tune: plans are of whole products");
     return run_tune(arguments);
   }
   if (arguments.device == train::DeviceKind::cuda && arguments.what == std::vector<std::string>{"step"}) {
-    refuse({"--tokens", "--warm", "--dtype", "--threads", "--torch"}, "cuda");
+    refuse({"--tokens", "--warm", "--slices", "--dtype", "--threads", "--torch"}, "cuda");
     if (arguments.hidden.size() > 1) throw UsageError("--hidden takes one size for step");
     Arguments one = arguments;
     if (!arguments.hidden.empty()) one.shape.hidden = arguments.hidden[0];
@@ -391,7 +394,7 @@ int run(const CLI::App& app, const Arguments& arguments) {
     refuse(models, "cuda");
     return run_gpu(arguments);
   }
-  refuse({"--warm"}, "cpu");
+  refuse({"--warm", "--slices"}, "cpu");
   return run_cpu(arguments);
 }
 
@@ -433,6 +436,10 @@ Command bench_command(CLI::App& coda) {
   app->add_option("--warm", a->warm, "load on a GPU before the first round of each case")
       ->option_text(fmt::format("SECONDS [{:.0f}]", bench::GpuOptions{}.warm_seconds))
       ->check(CLI::Range(0.0, 60.0, "0 to 60"));
+  app->add_option("--slices", a->slices,
+                  "slices of the depth that coda multiplies a GPU's rows in; 0: as it predicts is best")
+      ->option_text("N [1]")
+      ->check(CLI::Range(0, 1024, "0 to 1024"));
   app->add_flag("--tune", a->tune, "measures plans on a GPU and keeps the best")->option_text(" ");
   app->add_option("--torch", a->torch, "PyTorch's torch/lib/libtorch_cpu.so: torch.mm is a plain product too")
       ->option_text("FILE");

@@ -112,6 +112,31 @@ TEST(GpuCandidates, SayWhatTheyLostBy) {
   EXPECT_NE(all[1].reason.find("its order's reads cost"), std::string::npos) << all[1].reason;
 }
 
+TEST(GpuSlices, ArePredictedWhereTilesAreFew) {
+  const auto slices = [](const hopper::Problem& p) { return hopper::best_slices(p, kTwo); };
+  // Weight gradients of d = 1024 over many tokens: 16 clusters of tiles, where a GPU has 66.
+  EXPECT_GT(slices(product(Form::NT, 1024, 1024, 16384)), 1);
+  EXPECT_GT(slices(product(Form::NT, 512, 512, 16384)), slices(product(Form::NT, 1024, 1024, 16384)));
+  EXPECT_GT(slices(product(Form::TN, 16, 2048, 8192)), 1);  // a few tokens
+  for (const auto& [m, n] : {std::pair(2048, 2048), {11264, 2048}, {4096, 11008}})
+    EXPECT_EQ(slices(product(Form::NT, m, n, 16384)), 1) << m << ", " << n;
+  EXPECT_EQ(slices(product(Form::NT, 128, 128, 64)), 1);  // a single stage
+}
+
+TEST_F(GpuPlan, SizesTheWorkspaceOfSlices) {
+  const Matrix<bf16> deep_a = matrix(16, 256, 256), deep_b = matrix(30, 256, 256);
+  const Factor of_a = coda::detail::factor(deep_a), of_b = coda::detail::factor(deep_b);
+  const auto bytes = [&](int slices) {
+    return hopper::workspace_of(of_a, of_b, hopper::slices_of(of_a, {slices})).bytes();
+  };
+  EXPECT_EQ(bytes(1), 16 * 32 * 4);
+  EXPECT_EQ(bytes(3), 3 * 256 * 32 * 4);  // whole clusters of tiles, rows of a multiple of 4
+  EXPECT_EQ(bytes(9), bytes(4)) << "one for each 64 of depth";
+  test::expect_refused([&] { bytes(0); }, "slices", "0", "at least 1");
+  const Factor high = coda::detail::factor(Matrix<bf16>(memory, int64_t{1} << 30, 256, 256));
+  test::expect_refused([&] { hopper::slices_of(high, {3}); }, "slices", "3 of 1073741824 rows", "at most 1");
+}
+
 TEST_F(GpuPlan, SaysWhatTmaCannotReach) {
   const auto reason = [](const hopper::Plan& plan) {
     EXPECT_EQ(plan.kernel, nullptr);

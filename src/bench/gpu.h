@@ -55,12 +55,14 @@ struct GpuOptions {
   int rounds = 21;                // sustained
   int cool_rounds = 7;
   double warm_seconds = 3;  // of load before a case's first round
+  int slices = 1;           // coda's products in so many of the depth (coda::DepthSlices); 0: as depth_slices predicts
 };
 
 /// One product: a row at one of its shapes.
 struct GpuCase {
   const GpuRow* row;
   int64_t hidden, m, n, k;
+  int slices = 1;
 
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };

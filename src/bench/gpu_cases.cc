@@ -81,9 +81,9 @@ std::vector<GpuCase> gpu_cases(const GpuOptions& options) {
       for (const auto& [first, second] : row.shapes) {
         const int64_t a = size_of(first, hidden), b = size_of(second, hidden);
         if (row.form == Form::NT)
-          cases.push_back({&row, hidden, a, b, options.tokens});
+          cases.push_back({&row, hidden, a, b, options.tokens, options.slices});
         else
-          cases.push_back({&row, hidden, options.tokens, a, b});
+          cases.push_back({&row, hidden, options.tokens, a, b, options.slices});
       }
     }
   return cases;

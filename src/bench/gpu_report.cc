@@ -39,7 +39,8 @@ double median_watts(const GpuRegime& regime) {
 }
 
 std::string shape_of(const GpuCase& product) {
-  return fmt::format("{}, {}, {} {}", product.m, product.n, product.k, name(product.row->form));
+  const std::string slices = product.slices > 1 ? fmt::format(" / {}", product.slices) : "";
+  return fmt::format("{}, {}, {}{} {}", product.m, product.n, product.k, slices, name(product.row->form));
 }
 
 Json json_of(const GpuCase& product, const GpuRegime& regime) {
@@ -179,6 +180,7 @@ std::string json_of(const GpuReport& report) {
                   {"m", product.m},
                   {"n", product.n},
                   {"k", product.k},
+                  {"slices", product.slices},
                   {"flops", product.flops()}};
     for (const OutputError& error : result.errors)
       entry["errors"][error.name] = {{"coda", error.coda}, {"bf16_path", error.bf16_path}};

@@ -9,6 +9,7 @@
 #include "align.h"
 #include "operand_shape.h"
 #include "plan_cache.h"
+#include "sliced_product.h"
 
 namespace coda::hopper {
 
@@ -138,10 +139,20 @@ void check_factors(const Factor& a, const Factor& b, const HopperKernels& kernel
                      "a form that CODA_HOPPER_PROGRAM names for this program");
 }
 
-Workspace workspace_of(const Factor& a, const Factor& b) {
+int slices_of(const Factor& a, DepthSlices asked) {
+  if (asked.count < 1) throw OperandError("slices", fmt::format("{}", asked.count), "at least 1");
+  const auto slices = static_cast<int>(std::min(int64_t{asked.count}, std::max(int64_t{1}, stages_of(a.depth))));
+  const int64_t most = kMostOfSide / std::max<int64_t>(1, slice_rows(a.rows));
+  if (slices > 1 && slices > most)
+    throw OperandError("slices", fmt::format("{} of {} rows", slices, a.rows), fmt::format("at most {}", most));
+  return slices;
+}
+
+Workspace workspace_of(const Factor& a, const Factor& b, int slices) {
+  const int64_t rows = slices > 1 ? slices * slice_rows(a.rows) : a.rows;
   return {.a = copy_bytes("a", a),
           .b = copy_bytes("b", b),
-          .accumulators = round_up(a.rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
+          .accumulators = round_up(rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
 }
 
 double epilogue_tiles(std::span<const Field> fields) {
@@ -253,6 +264,31 @@ Plan untuned(const Problem& problem, const HopperKernels& kernels) {
       if (best.kernel != nullptr && time >= least) continue;
       best = {.kernel = &kernel, .band = band};
       least = time;
+    }
+  }
+  return best;
+}
+
+int best_slices(const Problem& problem, const HopperKernels& kernels) {
+  // Of an H200 at its power limit: a wave of 128 × 128 tiles, per depth of 1; float accumulators written once, read, and summed;
+  // three launches in place of one (docs/measurements.md).
+  constexpr double kDepth = 7e-9, kBytes = 4e12, kLaunches = 10e-6, kLeastGain = 1.05;
+  constexpr int kMost = 32;
+  const Plan whole = untuned(problem, kernels);
+  if (whole.kernel == nullptr) return 1;
+  const double unsliced = kDepth * score(problem, whole.kernel->tile, whole.band);
+  int best = 1;
+  double least = unsliced / kLeastGain;
+  for (int slices = 2; slices <= std::min<int64_t>(kMost, stages_of(problem.shape.k)); ++slices) {
+    Problem sliced = problem;
+    sliced.epilogue_tiles = 1;
+    sliced.shape.m = slice_rows(problem.shape.m) * slices;
+    sliced.shape.k = ceil_div(stages_of(problem.shape.k), int64_t{slices}) * 64;
+    const double bytes = static_cast<double>((slices + 3) * 4 * problem.shape.m) * static_cast<double>(problem.shape.n);
+    const double time = kDepth * score(sliced, HopperTile::cooperative_128x256, 8) + bytes / kBytes + kLaunches;
+    if (time < least) {
+      least = time;
+      best = slices;
     }
   }
   return best;

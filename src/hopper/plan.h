@@ -78,12 +78,19 @@ std::vector<Candidate> candidates(const Problem& problem, const coda::detail::Ho
 void check_factors(const coda::detail::Factor& a, const coda::detail::Factor& b,
                    const coda::detail::HopperKernels& kernels);
 
+/// The slices of a's depth that there can be of those that are asked for. Throws OperandError if that is less than 1, or more than leave
+/// accumulators of as many rows as TMA counts.
+int slices_of(const coda::detail::Factor& a, DepthSlices asked);
+/// Slices by which the product of few tiles is predicted to take least, 1 where that is not 5 % less than whole.
+int best_slices(const Problem& problem, const coda::detail::HopperKernels& kernels);
+
 /// Bytes that two passes need: copies of the factors that TMA cannot reach, then the accumulators.
 struct Workspace {
   int64_t a, b, accumulators;
   int64_t bytes() const { return a + b + accumulators; }
 };
-Workspace workspace_of(const coda::detail::Factor& a, const coda::detail::Factor& b);
+/// In slices of the depth, if more than one.
+Workspace workspace_of(const coda::detail::Factor& a, const coda::detail::Factor& b, int slices = 1);
 /// Elements between rows of accumulators there.
 constexpr int64_t accumulator_stride(int64_t n) {
   return (n + 3) / 4 * 4;

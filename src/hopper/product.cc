@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "align.h"
 #include "call_check.h"
 #include "coda/gpu.h"
@@ -9,6 +11,7 @@
 #include "device_guard.h"
 #include "plan_cache.h"
 #include "product.h"
+#include "sliced_product.h"
 
 namespace coda::detail {
 
@@ -45,8 +48,8 @@ Factor aligned(const Gpu& gpu, const char* name, const Factor& x, std::byte* mem
 }
 
 void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
-                       const HopperKernels& kernels) {
-  const hopper::Workspace need = hopper::workspace_of(a, b);
+                       const HopperKernels& kernels, int slices) {
+  const hopper::Workspace need = hopper::workspace_of(a, b, slices);
   auto* memory = static_cast<std::byte*>(gpu.workspace());
   const int64_t m = a.rows, n = b.rows, stride = hopper::accumulator_stride(n);
   const Matrix<float> accumulators(reinterpret_cast<float*>(memory + need.a + need.b), m, n, stride);
@@ -55,14 +58,27 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
                   "cudaMemsetAsync");
   } else {
     const Factor moved_a = aligned(gpu, "a", a, memory), moved_b = aligned(gpu, "b", b, memory + need.a);
-    // What is written past the last column is the workspace's too.
-    const Store<Tensors<bf16>, float> store{.out = accumulators};
-    launch(gpu, moved_a, moved_b, &store,
-           hopper::untuned({.form = *hopper::form_of(a, b),
-                            .shape = {m, n, a.depth},
-                            .epilogue_tiles = 1,
-                            .multiprocessors = gpu.multiprocessors()},
-                           hopper_kernels<Store<Tensors<bf16>, float>>()));
+    if (slices > 1) {
+      const hopper::SlicedProduct sliced{.a = moved_a,
+                                         .b = moved_b,
+                                         .slices = slices,
+                                         .accumulators = accumulators.data,
+                                         .stride = stride,
+                                         .stream = gpu.stream(),
+                                         .device = gpu.device(),
+                                         .multiprocessors = gpu.multiprocessors()};
+      check_launch(hopper::multiply_slices(*hopper::form_of(a, b), sliced));
+      check_launch(hopper::add_slices(sliced));
+    } else {
+      // What is written past the last column is the workspace's too.
+      const Store<Tensors<bf16>, float> store{.out = accumulators};
+      launch(gpu, moved_a, moved_b, &store,
+             hopper::untuned({.form = *hopper::form_of(a, b),
+                              .shape = {m, n, a.depth},
+                              .epilogue_tiles = 1,
+                              .multiprocessors = gpu.multiprocessors()},
+                             hopper_kernels<Store<Tensors<bf16>, float>>()));
+    }
   }
   check_launch(kernels.map({.x = factor(accumulators),
                             .operands = program.operands,
@@ -73,28 +89,41 @@ void run_in_two_passes(const Gpu& gpu, const Factor& a, const Factor& b, const P
 
 }  // namespace
 
-int64_t product_workspace(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
+int64_t product_workspace(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels,
+                          DepthSlices asked) {
   hopper::check_factors(a, b, kernels);
-  if (a.rows == 0 || b.rows == 0 || hopper::choose(a, b, program, kernels).kernel != nullptr) return 0;
-  return hopper::workspace_of(a, b).bytes();
+  const int slices = hopper::slices_of(a, asked);
+  if (a.rows == 0 || b.rows == 0 || (slices <= 1 && hopper::choose(a, b, program, kernels).kernel != nullptr)) return 0;
+  return hopper::workspace_of(a, b, slices).bytes();
 }
 
 void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
-                 const HopperKernels& kernels) {
+                 const HopperKernels& kernels, DepthSlices asked) {
   check_product(a, b, program);
   hopper::check_factors(a, b, kernels);
+  const int slices = hopper::slices_of(a, asked);
   if (a.rows == 0 || b.rows == 0) return;  // no accumulators, and outputs of no elements
-  const Plan plan = hopper::choose(a, b, program, kernels, gpu.multiprocessors(), gpu.name(), hopper::tuned_plans());
+  Plan plan;
+  if (slices == 1)
+    plan = hopper::choose(a, b, program, kernels, gpu.multiprocessors(), gpu.name(), hopper::tuned_plans());
   const DeviceGuard guard(gpu.device());
   if (plan.kernel != nullptr) {
     launch(gpu, a, b, program.program, plan);
     return;
   }
-  const int64_t bytes = hopper::workspace_of(a, b).bytes();
+  const int64_t bytes = hopper::workspace_of(a, b, slices).bytes();
   if (gpu.workspace_bytes() < bytes)
     throw OperandError("workspace", fmt::format("{} bytes", gpu.workspace_bytes()),
-                       fmt::format("{} bytes, since {} and the product runs in two passes", bytes, plan.reason));
-  run_in_two_passes(gpu, a, b, program, kernels);
+                       slices > 1
+                           ? fmt::format("{} bytes for its {} slices", bytes, slices)
+                           : fmt::format("{} bytes, since {} and the product runs in two passes", bytes, plan.reason));
+  run_in_two_passes(gpu, a, b, program, kernels, slices);
+}
+
+DepthSlices choose_slices(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
+                          const HopperKernels& kernels) {
+  hopper::check_factors(a, b, kernels);
+  return {hopper::best_slices(hopper::problem_of(a, b, program, gpu.multiprocessors()), kernels)};
 }
 
 void run_map(const Gpu& gpu, const Factor& tile, const ProgramInfo& program, const HopperKernels& kernels) {

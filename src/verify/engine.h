@@ -9,10 +9,12 @@
 
 namespace coda::verify {
 
-/// A way in which an engine makes a call. All of them must leave the same bytes.
+/// A way in which an engine makes a call. All of them must leave the same bytes, but for those that add in an order of their own: these
+/// leave the same as themselves.
 struct Way {
   std::string name;  // "on 3 threads", "by tiles of 128x256"
   std::function<void(AnyCase& c)> run;
+  bool own_order = false;
 };
 
 class Engine {
@@ -23,7 +25,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   virtual std::string name() const = 0;  // "cpu avx2"
-  /// Each of these is held to the oracle; there is at least one.
+  /// Each of these is held to the oracle; there is at least one, and the first is of the common order.
   virtual std::vector<Way> ways(AnyCase& c) = 0;
   /// And these are held to the bytes of the first.
   virtual std::vector<Way> again(AnyCase& c, Random& random) = 0;

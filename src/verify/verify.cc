@@ -156,10 +156,10 @@ class Trial {
       Row &judged = oracle_[i], &repeated = repetition_[i];
       const std::vector<Way> ways = engine.ways(c);
       std::vector<std::byte> first;
-      const auto repeats = [&](const Way& way) {
+      const auto repeats = [&](const Way& way, const Way& earlier, const std::vector<std::byte>& bytes) {
         ++repeated.calls;
-        if (repeated.passed() && c.memory() != first)
-          repeated.fault = fmt::format("{}: {} other bytes than at first {}", what, way.name, ways.front().name);
+        if (repeated.passed() && c.memory() != bytes)
+          repeated.fault = fmt::format("{}: {} other bytes than at first {}", what, way.name, earlier.name);
       };
       const auto runs = [&](const Way& way, Row& row) {
         try {
@@ -176,14 +176,19 @@ class Trial {
         if (program_.adjust) program_.adjust(c, expected);
         judged.take(c.compare(expected), ways.size() > 1 ? what + ", " + way.name : what);
         if (const auto trespass = c.trespass(); trespass && judged.passed()) judged.fault = what + ": " + *trespass;
-        if (first.empty())
+        if (way.own_order) {
+          const std::vector<std::byte> bytes = c.memory();
+          if (!runs(way, repeated)) break;
+          repeats(way, way, bytes);
+        } else if (first.empty()) {
           first = c.memory();
-        else
-          repeats(way);
+        } else {
+          repeats(way, ways.front(), first);
+        }
       }
       for (const Way& way : engine.again(c, random_)) {
         if (!judged.passed() || !runs(way, repeated)) break;
-        repeats(way);
+        repeats(way, ways.front(), first);
       }
     }
   }

@@ -2,6 +2,7 @@
 // elements. Needs a GPU of compute capability 9.0; not part of `make test`. Prints "passed" last, or exits with 1.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -168,6 +169,47 @@ void workspace() {
   expect(equal, "two passes give another result than one");
 }
 
+/// Slices of the depth beside whole ones: the values of float sums in another order, and the same bits each time, also on replay.
+void slices_of_depth() {
+  constexpr int64_t kM = 300, kN = 520, kK = 64 * 13 + 8;
+  const Matrix<bf16> a = tile(kK, kM + 4), b = tile(kK, kN);
+  fill(a, 5);
+  fill(b, 6);
+  const Matrix<bf16> rows_of_a(a.data, kK, kM, kM + 4);
+  const Matrix<float> whole{allocate<float>(kM * kN), kM, kN}, sliced{allocate<float>(kM * kN), kM, kN};
+  Gpu gpu;
+  gemm(gpu, transpose(rows_of_a), transpose(b), Store<Tensors<bf16>, float>{.out = whole});
+  check(cudaDeviceSynchronize());
+  const auto want = host(whole.data, kM * kN);
+  for (const int count : {2, 3, 13, 14, 1000}) {
+    const Store<Tensors<bf16>, float> store{.out = sliced};
+    const int64_t bytes = gemm_workspace(transpose(rows_of_a), transpose(b), store, {count});
+    gpu.set_workspace(allocate<char>(bytes), bytes);
+    std::vector<float> first;
+    for (int run = 0; run < 3; ++run) {
+      check(cudaMemset(sliced.data, 0xff, kM * kN * sizeof(float)));
+      check(cudaMemset(gpu.workspace(), 0xff, static_cast<size_t>(bytes)));
+      gemm(gpu, transpose(rows_of_a), transpose(b), store, {count});
+      check(cudaDeviceSynchronize());
+      const auto got = host(sliced.data, kM * kN);
+      if (run == 0) first = got;
+      expect(same(got, first), std::to_string(count) + " slices give other bits another time");
+    }
+    double worst = 0;
+    for (size_t i = 0; i < want.size(); ++i)
+      worst = std::max(worst, static_cast<double>(std::fabs(first[i] - want[i])));
+    // Sums of 840 products of at most 1.
+    expect(worst < 1e-4, std::to_string(count) + " slices are off by " + std::to_string(worst));
+    gpu.set_workspace(nullptr, 0);
+  }
+  try {
+    gemm(gpu, transpose(rows_of_a), transpose(b), Store<Tensors<bf16>, float>{.out = sliced}, {4});
+    expect(false, "slices without a workspace are not refused");
+  } catch (const OperandError& error) {
+    expect(error.operand() == "workspace" && error.needs().find("4 slices") != std::string::npos, error.what());
+  }
+}
+
 void many_elements() {
   constexpr int64_t kM = 40000, kN = 65536, kK = 64;
   const Gpu gpu;
@@ -225,6 +267,7 @@ int main() {
   coda::test::current_device();
   coda::test::workspace();
   coda::test::orders_of_tiles();
+  coda::test::slices_of_depth();
   coda::test::many_elements();
   if (coda::test::failures > 0) return 1;
   std::printf("passed\n");

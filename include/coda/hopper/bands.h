@@ -55,9 +55,9 @@ class BandScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedu
   }
 
   CUTLASS_DEVICE explicit BandScheduler(const Params& params)
-      : params_(params),
-        index_((uint64_t{blockIdx.x} + uint64_t{blockIdx.y} * gridDim.x) / params.cluster_shape_m_),
-        step_(uint64_t{gridDim.x} * gridDim.y / params.cluster_shape_m_) {}
+      : index_((uint64_t{blockIdx.x} + uint64_t{blockIdx.y} * gridDim.x) / params.cluster_shape_m_),
+        step_(uint64_t{gridDim.x} * gridDim.y / params.cluster_shape_m_),
+        params_(params) {}
 
   template <class Cluster>
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(Cluster) {
@@ -77,7 +77,7 @@ class BandScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedu
     return fetch_next_work(tile);
   }
 
- private:
+ protected:
   /// This block's tile of a cluster, which is one tile wide.
   CUTLASS_DEVICE WorkTileInfo tile(uint64_t cluster) const {
     if (cluster >= params_.clusters) return WorkTileInfo::invalid_work_tile();
@@ -90,8 +90,10 @@ class BandScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedu
             static_cast<int32_t>(col), 0, true};
   }
 
-  Params params_;
   uint64_t index_, step_;  // of clusters
+
+ private:
+  Params params_;
 };
 
 }  // namespace coda::hopper

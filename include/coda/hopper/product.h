@@ -99,6 +99,23 @@ constexpr bool reductions_fit() {
   (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
 }
 
+/// Launches one of CUTLASS's kernels. Returns a cudaError_t.
+template <class Kernel>
+int run(typename Kernel::Arguments& arguments, int device, int multiprocessors, cudaStream_t stream, bool early) {
+  arguments.hw_info.device_id = device;
+  arguments.hw_info.sm_count = multiprocessors;
+  typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
+    return error;
+  // The producer warps wait for the kernel in front (CUTLASS_ENABLE_GDC_FOR_SM90); consumers read nothing before they have
+  // something of the producers.
+  if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream, nullptr, early) !=
+      cutlass::Status::kSuccess)
+    return cudaErrorLaunchFailure;
+  return cudaSuccess;
+}
+
 template <class P, Form kForm, HopperTile kTile, class S = Stages<P, kTile>>
 struct Product {
   using T = TileTraits<kTile>;
@@ -135,27 +152,19 @@ struct Product {
     else
       return {row_distance<bf16>(x.rows, x.depth, x.stride), cute::_1{}, int64_t{0}};
   }
+  static typename Main::Arguments main_arguments(const coda::detail::Factor& a, const coda::detail::Factor& b) {
+    return {static_cast<const Element*>(a.data), stride<kATransposed>(a), static_cast<const Element*>(b.data),
+            stride<kBTransposed>(b)};
+  }
   static int launch(const HopperProduct& product) {
     const auto& [a, b, program, stream, device, multiprocessors, band, early] = product;
     typename Kernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.depth), 1},
-        {static_cast<const Element*>(a.data), stride<kATransposed>(a), static_cast<const Element*>(b.data),
-         stride<kBTransposed>(b)},
+        main_arguments(a, b),
         *static_cast<const P*>(program)};
-    arguments.hw_info.device_id = device;
-    arguments.hw_info.sm_count = multiprocessors;
     arguments.scheduler.band = band;
-    typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
-    if (const cudaError_t error = cudaFuncSetAttribute(
-            cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
-      return error;
-    // The producer warps wait for the kernel in front (CUTLASS_ENABLE_GDC_FOR_SM90); consumers read nothing before they have
-    // something of the producers.
-    if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream, nullptr, early) !=
-        cutlass::Status::kSuccess)
-      return cudaErrorLaunchFailure;
-    return cudaSuccess;
+    return run<Kernel>(arguments, device, multiprocessors, stream, early);
   }
 };
 

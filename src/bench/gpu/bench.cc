@@ -46,7 +46,7 @@ class CaseBench {
         random_(random),
         factors_(make_factors(product, random)) {
     result_.product = product;
-    const auto& [row, hidden, m, n, k] = product;
+    const auto& [row, hidden, m, n, k, slices] = product;
     const bool fp32 = row->fused == Fused::store_float || row->fused == Fused::accumulate;
     for (int set = 0; set < kSets; ++set) {
       outs_.emplace_back(m * n * (fp32 ? 4 : 2));
@@ -62,6 +62,7 @@ class CaseBench {
                                              .out = outs_.back().as<void>()};
     }
     subject_ = make_subject(gpu, product, factors_, random);
+    result_.product.slices = subject_->slices();
     suggestions_.emplace(cublas, products_[0]);
   }
 
@@ -102,7 +103,7 @@ class CaseBench {
   }
 
   Reference make_reference() {
-    const auto& [row, hidden, m, n, k] = result_.product;
+    const auto& [row, hidden, m, n, k, slices] = result_.product;
     const DeviceProduct& p = products_[0];
     Reference reference{.rows = sampled_rows(m, random_.generator()), .acc = {}};
     const auto samples = static_cast<int64_t>(reference.rows.size());

@@ -25,7 +25,9 @@ class SubjectOf : public Subject {
     for (int set = 0; set < 2; ++set) {
       operands_.emplace_back(product.m, product.n, random);
       with_factors(set, [&](const auto& a, const auto& b) {
-        bytes = std::max(bytes, gemm_workspace(a, b, operands_.back().program()));
+        const P program = operands_.back().program();
+        slices_ = product.slices > 0 ? DepthSlices{product.slices} : depth_slices(gpu, a, b, program);
+        bytes = std::max(bytes, gemm_workspace(a, b, program, slices_));
       });
     }
     if (bytes > 0) workspace_ = DeviceMemory(bytes);
@@ -36,9 +38,11 @@ class SubjectOf : public Subject {
   SubjectOf& operator=(const SubjectOf&) = delete;
 
   void launch(int set) override {
-    with_factors(
-        set, [&](const auto& a, const auto& b) { gemm(gpu_, a, b, operands_[static_cast<size_t>(set)].program()); });
+    with_factors(set, [&](const auto& a, const auto& b) {
+      gemm(gpu_, a, b, operands_[static_cast<size_t>(set)].program(), slices_);
+    });
   }
+  int slices() const override { return slices_.count; }
 
   void launch(int set, const hopper::Plan& plan) override {
     with_call(set, [&](const detail::Factor& a, const detail::Factor& b, const detail::ProgramInfo& program) {
@@ -76,7 +80,7 @@ class SubjectOf : public Subject {
   template <class Body>
   void with_factors(int set, Body&& body) const {
     const Factors& factors = factors_[static_cast<size_t>(set)];
-    const auto& [row, hidden, m, n, k] = product_;
+    const auto& [row, hidden, m, n, k, slices] = product_;
     const auto* a = factors.a.template as<bf16>();
     const auto* b = factors.b.template as<bf16>();
     switch (row->form) {
@@ -102,6 +106,7 @@ class SubjectOf : public Subject {
   GpuCase product_;
   const std::vector<Factors>& factors_;
   std::vector<DeviceOperands<P>> operands_;
+  DepthSlices slices_;
   DeviceMemory workspace_;
 };
 
@@ -118,7 +123,7 @@ double relative_error(const oracle::Grid<double>& got, const oracle::Grid<double
 }
 
 std::vector<Factors> make_factors(const GpuCase& product, RandomOperands& random) {
-  const auto& [row, hidden, m, n, k] = product;
+  const auto& [row, hidden, m, n, k, slices] = product;
   std::vector<Factors> sets;
   for (int set = 0; set < 2; ++set) {
     sets.push_back({DeviceMemory(m * k * 2), DeviceMemory(n * k * 2)});

@@ -32,6 +32,8 @@ class Subject {
   virtual void launch(int set) = 0;
   /// By a plan, one of the candidates.
   virtual void launch(int set, const hopper::Plan& plan) = 0;
+  /// Of the depth, that launch cuts it into.
+  virtual int slices() const = 0;
   virtual const coda::detail::HopperKernels& kernels() const = 0;
   virtual hopper::Problem problem() const = 0;
   /// Runs the first set once, and holds every output in the reference's rows to float64.

@@ -11,6 +11,7 @@
 #include "hopper/device_memory.h"
 #include "hopper/plan.h"
 #include "hopper/product.h"
+#include "hopper/sliced_product.h"
 
 namespace coda::verify {
 
@@ -22,6 +23,7 @@ using coda::detail::HopperTile;
 using hopper::DeviceMemory;
 
 constexpr int kRuns = 20;
+constexpr DepthSlices kSlices{3};
 constexpr std::byte kPoison{0xff};
 
 /// A case's memory on the device. Addresses there are aligned as they are here.
@@ -85,6 +87,12 @@ class HopperEngine : public Engine {
                                      [this, tile = kernel.tile](AnyCase& it) { run(it, tile); }});
                 });
     if (all.empty()) all.push_back(any("by its own choice"));
+    c.with_call([](const void* address) { return address; },
+                [&](const Call& call) {
+                  if (!call.is_map && hopper::stages_of(call.a.depth) > 1)
+                    all.push_back({fmt::format("in {} slices of its depth", kSlices.count),
+                                   [this](AnyCase& it) { run(it, {}, {}, kSlices); }, true});
+                });
     return all;
   }
   std::vector<Way> again(AnyCase& c, Random& /*random*/) override {
@@ -110,7 +118,7 @@ class HopperEngine : public Engine {
     return {name, [this](AnyCase& c) { run(c, {}); }};
   }
 
-  void run(AnyCase& c, std::optional<HopperTile> tile, const hopper::Plan& plan = {}) {
+  void run(AnyCase& c, std::optional<HopperTile> tile, const hopper::Plan& plan = {}, DepthSlices slices = {}) {
     c.reset();
     Mirror mirror(c);
     std::optional<Workspace> workspace;
@@ -128,10 +136,11 @@ class HopperEngine : public Engine {
                   } else if (call.is_map) {
                     coda::detail::run_map(gpu_, call.a, call.program, kernels);
                   } else {
-                    const int64_t bytes = coda::detail::product_workspace(call.a, call.b, call.program, kernels);
+                    const int64_t bytes =
+                        coda::detail::product_workspace(call.a, call.b, call.program, kernels, slices);
                     workspace.emplace(bytes);
                     gpu_.set_workspace(bytes > 0 ? workspace->data() : nullptr, bytes);
-                    coda::detail::run_product(gpu_, call.a, call.b, call.program, kernels);
+                    coda::detail::run_product(gpu_, call.a, call.b, call.program, kernels, slices);
                   }
                 });
     hopper::synchronize();
