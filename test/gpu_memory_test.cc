@@ -113,5 +113,17 @@ TEST(GpuMemory, SaysWhatWouldFitWhereNoRowDoes) {
   EXPECT_NE(none.find("the parameters with gradients and moments alone take 143 GB"), std::string::npos) << none;
 }
 
+TEST(GpuMemory, HasSlicesOfSmallWeightsGradients) {
+  Config config = preset("llama-1b");
+  EXPECT_EQ(weight_gradient_workspace(config, 16384, 132), 0);
+  config.hidden = 1024;
+  config.ffn = 2816;
+  config.heads = config.kv_heads = 8;
+  config.head_dim = 128;
+  // Three slices of the largest that is cut, [1024, 2816].
+  EXPECT_EQ(weight_gradient_workspace(config, 16384, 132), int64_t{3} * 1024 * 2816 * 4);
+  EXPECT_EQ(weight_gradient_workspace(config, 64, 132), 0);
+}
+
 }  // namespace
 }  // namespace coda::llama

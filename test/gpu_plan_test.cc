@@ -113,7 +113,7 @@ TEST(GpuCandidates, SayWhatTheyLostBy) {
 }
 
 TEST(GpuSlices, ArePredictedWhereTilesAreFew) {
-  const auto slices = [](const hopper::Problem& p) { return hopper::best_slices(p, kTwo); };
+  const auto slices = [](const hopper::Problem& p) { return hopper::best_slices(p); };
   // Weight gradients of d = 1024 over many tokens: 16 clusters of tiles, where a GPU has 66.
   EXPECT_GT(slices(product(Form::NT, 1024, 1024, 16384)), 1);
   EXPECT_GT(slices(product(Form::NT, 512, 512, 16384)), slices(product(Form::NT, 1024, 1024, 16384)));

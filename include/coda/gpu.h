@@ -141,7 +141,7 @@ int64_t gemm_workspace(const A& a, const B& b, const P& program, DepthSlices sli
 }
 
 /// The slices by which this call of gemm is predicted to take least; 1 where cutting does not save 5 %. Depends on the sizes, the
-/// program's kind and the GPU's multiprocessors only.
+/// program and the GPU's multiprocessors only.
 template <class A, class B, class P>
 DepthSlices depth_slices(const Gpu& gpu, const A& a, const B& b, const P& program) {
   DepthSlices slices;

@@ -10,6 +10,11 @@ namespace coda::torch_ops {
 /// The CPU engine on PyTorch's threads, with memory that the calling thread's operators reuse.
 Cpu& cpu();
 
+template <class A, class B, class P>
+void gemm_over_tokens(Cpu& cpu, const A& a, const B& b, const P& program) {
+  gemm(cpu, a, b, program);
+}
+
 #ifdef CODA_TORCH_GPU
 /// The GPU engine on a stream of PyTorch's. What a product needs of workspace comes from PyTorch's allocator.
 class TorchGpu : public Gpu {
@@ -24,13 +29,19 @@ class TorchGpu : public Gpu {
 
 /// As coda::gemm on a Gpu, with its workspace where it needs one.
 template <class A, class B, class P>
-void gemm(const TorchGpu& gpu, const A& a, const B& b, const P& program) {
-  const int64_t bytes = gemm_workspace(a, b, program);
+void gemm(const TorchGpu& gpu, const A& a, const B& b, const P& program, DepthSlices slices = {}) {
+  const int64_t bytes = gemm_workspace(a, b, program, slices);
   if (bytes == 0) return coda::gemm(static_cast<const Gpu&>(gpu), a, b, program);
   const Tensor workspace = gpu.bytes(bytes);
   Gpu with_workspace = gpu;
   with_workspace.set_workspace(workspace.data_ptr(), bytes);
-  coda::gemm(with_workspace, a, b, program);
+  coda::gemm(with_workspace, a, b, program, slices);
+}
+
+/// A weight's gradient, in slices of the tokens where that is predicted to pay.
+template <class A, class B, class P>
+void gemm_over_tokens(TorchGpu& gpu, const A& a, const B& b, const P& program) {
+  gemm(gpu, a, b, program, depth_slices(gpu, a, b, program));
 }
 
 /// On PyTorch's current stream of the tensor's device. Throws DeviceError for a GPU or a driver that coda cannot run on.

@@ -134,8 +134,8 @@ Tensor scaled_to_bf16(Tensor x, Tensor scale) {
 
 void accumulate_weight_gradient_(Tensor main_grad, Tensor d_out, Tensor x) {
   on_engine(x, [&]<class Engine, class E>(Engine& engine) {
-    gemm(engine, transpose(matrix<const E>(d_out, "d_out")), transpose(matrix<const E>(x, "x")),
-         AccumulateInto<Tensors<E>>{.out = matrix<float>(main_grad, "main_grad")});
+    gemm_over_tokens(engine, transpose(matrix<const E>(d_out, "d_out")), transpose(matrix<const E>(x, "x")),
+                     AccumulateInto<Tensors<E>>{.out = matrix<float>(main_grad, "main_grad")});
   });
 }
 

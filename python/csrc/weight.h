@@ -98,7 +98,7 @@ WeightGradients weight_gradients(Engine& engine, const Weight& weight, const Mat
     Tensor d = not_asked(only.plain);
     if (needed.front()) {
       d = empty(only.plain, {weight.rows(), weight.cols()}, only.plain.scalar_type());
-      const auto store = [&]<class P>(P program) { gemm(engine, transpose(d_out), transpose(x), program); };
+      const auto store = [&]<class P>(P program) { gemm_over_tokens(engine, transpose(d_out), transpose(x), program); };
       if constexpr (std::is_same_v<E, float>)
         store(Store<Tensors<float>>{.out = matrix<float>(d, only.name)});
       else if (in_float)

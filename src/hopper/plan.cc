@@ -148,11 +148,12 @@ int slices_of(const Factor& a, DepthSlices asked) {
   return slices;
 }
 
+int64_t accumulator_bytes(int64_t m, int64_t n, int slices) {
+  return round_up((slices > 1 ? slices * slice_rows(m) : m) * accumulator_stride(n) * int64_t{sizeof(float)});
+}
+
 Workspace workspace_of(const Factor& a, const Factor& b, int slices) {
-  const int64_t rows = slices > 1 ? slices * slice_rows(a.rows) : a.rows;
-  return {.a = copy_bytes("a", a),
-          .b = copy_bytes("b", b),
-          .accumulators = round_up(rows * accumulator_stride(b.rows) * int64_t{sizeof(float)})};
+  return {.a = copy_bytes("a", a), .b = copy_bytes("b", b), .accumulators = accumulator_bytes(a.rows, b.rows, slices)};
 }
 
 double epilogue_tiles(std::span<const Field> fields) {
@@ -269,23 +270,34 @@ Plan untuned(const Problem& problem, const HopperKernels& kernels) {
   return best;
 }
 
-int best_slices(const Problem& problem, const HopperKernels& kernels) {
-  // Of an H200 at its power limit: a wave of 128 × 128 tiles, per depth of 1; float accumulators written once, read, and summed;
-  // three launches in place of one (docs/measurements.md).
-  constexpr double kDepth = 7e-9, kBytes = 4e12, kLaunches = 10e-6, kLeastGain = 1.05;
+namespace {
+
+/// Predicted seconds of a product on an H200 at its power limit. Where tiles leave multiprocessors idle the others' clock is higher.
+double seconds(const Problem& problem, HopperTile tile) {
+  constexpr double kDepth = 7e-9;  // a wave of 128 × 128 tiles, per depth of 1
+  constexpr int kBand = 8;
+  const auto clusters = static_cast<double>(rows_of_clusters(problem, tile) * columns_of_clusters(problem, tile));
+  const double places = static_cast<double>(waves(problem, tile)) * std::max(1, problem.multiprocessors / kClusterRows);
+  return kDepth * score(problem, tile, kBand) * (0.6 + 0.35 * clusters / places);
+}
+
+}  // namespace
+
+int best_slices(const Problem& problem) {
+  // Float accumulators written once, read, and summed; three launches in place of one (docs/measurements.md).
+  constexpr double kBytes = 4e12, kLaunches = 10e-6, kLeastGain = 1.05;
   constexpr int kMost = 32;
-  const Plan whole = untuned(problem, kernels);
-  if (whole.kernel == nullptr) return 1;
-  const double unsliced = kDepth * score(problem, whole.kernel->tile, whole.band);
+  constexpr auto kSliced = HopperTile::cooperative_128x256;
+  if (waves(problem, kSliced) > 1) return 1;
   int best = 1;
-  double least = unsliced / kLeastGain;
+  double least = std::min(seconds(problem, HopperTile::pingpong_128x128), seconds(problem, kSliced)) / kLeastGain;
   for (int slices = 2; slices <= std::min<int64_t>(kMost, stages_of(problem.shape.k)); ++slices) {
     Problem sliced = problem;
     sliced.epilogue_tiles = 1;
     sliced.shape.m = slice_rows(problem.shape.m) * slices;
     sliced.shape.k = ceil_div(stages_of(problem.shape.k), int64_t{slices}) * 64;
     const double bytes = static_cast<double>((slices + 3) * 4 * problem.shape.m) * static_cast<double>(problem.shape.n);
-    const double time = kDepth * score(sliced, HopperTile::cooperative_128x256, 8) + bytes / kBytes + kLaunches;
+    const double time = seconds(sliced, kSliced) + bytes / kBytes + kLaunches;
     if (time < least) {
       least = time;
       best = slices;

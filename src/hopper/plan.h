@@ -81,15 +81,17 @@ void check_factors(const coda::detail::Factor& a, const coda::detail::Factor& b,
 /// The slices of a's depth that there can be of those that are asked for. Throws OperandError if that is less than 1, or more than leave
 /// accumulators of as many rows as TMA counts.
 int slices_of(const coda::detail::Factor& a, DepthSlices asked);
-/// Slices by which the product of few tiles is predicted to take least, 1 where that is not 5 % less than whole.
-int best_slices(const Problem& problem, const coda::detail::HopperKernels& kernels);
+/// Slices by which a product of few tiles is predicted to take least; 1 where that is not 5 % less than whole, by the better of the tiles
+/// that most programs have.
+int best_slices(const Problem& problem);
 
 /// Bytes that two passes need: copies of the factors that TMA cannot reach, then the accumulators.
 struct Workspace {
   int64_t a, b, accumulators;
   int64_t bytes() const { return a + b + accumulators; }
 };
-/// In slices of the depth, if more than one.
+/// Of so many slices of the depth, if there is more than one.
+int64_t accumulator_bytes(int64_t m, int64_t n, int slices);
 Workspace workspace_of(const coda::detail::Factor& a, const coda::detail::Factor& b, int slices = 1);
 /// Elements between rows of accumulators there.
 constexpr int64_t accumulator_stride(int64_t n) {

@@ -123,7 +123,7 @@ void run_product(const Gpu& gpu, const Factor& a, const Factor& b, const Program
 DepthSlices choose_slices(const Gpu& gpu, const Factor& a, const Factor& b, const ProgramInfo& program,
                           const HopperKernels& kernels) {
   hopper::check_factors(a, b, kernels);
-  return {hopper::best_slices(hopper::problem_of(a, b, program, gpu.multiprocessors()), kernels)};
+  return {hopper::best_slices(hopper::problem_of(a, b, program, gpu.multiprocessors()))};
 }
 
 void run_map(const Gpu& gpu, const Factor& tile, const ProgramInfo& program, const HopperKernels& kernels) {

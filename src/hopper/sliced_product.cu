@@ -30,7 +30,8 @@ int launch(const SlicedProduct& product) {
 }
 
 __global__ void add(float* accumulators, int64_t slice, int64_t count, int slices) {
-  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 4; i < count; i += int64_t{gridDim.x} * blockDim.x * 4) {
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 4; i < count;
+       i += int64_t{gridDim.x} * blockDim.x * 4) {
     float4 sum = *reinterpret_cast<const float4*>(accumulators + i);
     for (int s = 1; s < slices; ++s) {
       const float4 v = *reinterpret_cast<const float4*>(accumulators + s * slice + i);

@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "coda/loss.h"
 #include "counted.h"
 #include "hopper/attention_batch.h"
+#include "hopper/plan.h"
 #include "layer_rows.h"
 #include "model_impl.h"
 
@@ -53,13 +56,32 @@ double gpu_pass_bytes(const Config& config, int64_t tokens, bool backward) {
   return pass_bytes<bf16>(config, tokens, backward) + loss_bytes(config, tokens, backward);
 }
 
+int64_t weight_gradient_workspace(const Config& config, int64_t tokens, int multiprocessors) {
+  const std::pair<int64_t, int64_t> weights[] = {{config.qkv_width(), config.hidden},
+                                                 {config.hidden, config.query_width()},
+                                                 {2 * config.ffn, config.hidden},
+                                                 {config.hidden, config.ffn}};
+  int64_t bytes = 0;
+  for (const auto& [rows, cols] : weights) {
+    const int slices = hopper::best_slices({.form = coda::detail::Form::NT,
+                                            .shape = {rows, cols, tokens},
+                                            .epilogue_tiles = 1,
+                                            .multiprocessors = multiprocessors});
+    if (slices > 1) bytes = std::max(bytes, hopper::accumulator_bytes(rows, cols, slices));
+  }
+  return bytes;
+}
+
 GpuMemory gpu_memory(const Config& config, const GpuStep& step) {
   const int64_t m = step.tokens();
   const Pass<Counted, bf16> pass(config, m, true);
   const LayerTape<Counted, bf16>& tape = pass.tapes.front();
   const LayerWorkspace<Counted, bf16>& work = pass.workspace;
+  // Weight gradients use the same memory after them.
+  constexpr int kOfAnH200 = 132;
   const int64_t scores =
-      hopper::score_gradient_bytes(attention_shape(config), hopper::model_batch(step.rows, step.seq));
+      std::max(hopper::score_gradient_bytes(attention_shape(config), hopper::model_batch(step.rows, step.seq)),
+               weight_gradient_workspace(config, m, kOfAnH200));
   GpuMemory memory{.model = gpu_model_memory(config),
                    .layer = {{"h", pass.h.front().bytes()},
                              {"r", pass.inv_rms.front().bytes()},

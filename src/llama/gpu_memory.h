@@ -47,6 +47,9 @@ std::vector<MemoryPiece> gpu_model_memory(const Config& config);
 /// A pass over so many tokens: activations and the loss.
 double gpu_pass_bytes(const Config& config, int64_t tokens, bool backward);
 
+/// What the products of a layer's weight gradients take of workspace where their tokens are cut into slices.
+int64_t weight_gradient_workspace(const Config& config, int64_t tokens, int multiprocessors);
+
 /// "4.83 GB"
 std::string gigabytes(double bytes);
 /// "parameters 22.2 GB, main gradients 4.9 GB"

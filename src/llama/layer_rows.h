@@ -92,15 +92,21 @@ void layer_forward(Engine& engine, const Config& config, const Places<Engine>& p
                          workspace.scratch(m, false), out);
 }
 
+/// A product whose depth are tokens; an engine may have a way of its own for it.
+template <class Engine, class A, class B, class P>
+void gemm_over_tokens(Engine& engine, const A& a, const B& b, const P& program) {
+  gemm(engine, a, b, program);
+}
+
 template <class Engine, class E>
 void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add) {
   if (out.data == nullptr && out.rows == 0) return;
   // In float Store's own type is what is asked for, and no instantiation beside it.
   using StoreFloat = Store<Tensors<E>, std::conditional_t<std::is_same_v<E, float>, Activation, float>>;
   if (add)
-    gemm(engine, transpose(a), transpose(b), AccumulateInto<Tensors<E>>{.out = out});
+    gemm_over_tokens(engine, transpose(a), transpose(b), AccumulateInto<Tensors<E>>{.out = out});
   else
-    gemm(engine, transpose(a), transpose(b), StoreFloat{.out = out});
+    gemm_over_tokens(engine, transpose(a), transpose(b), StoreFloat{.out = out});
 }
 
 /// d_h of a product with a norm in front of it: d_out [M, N] is times r already, dot [slots, M] the partial sums of <dL/dy, r ⊙ (h Wᵀ)>,

@@ -26,4 +26,10 @@ void attention_backward(Gpu& gpu, const AttentionShape&, hopper::Attention* docu
   documents->backward(gpu, qkv, out, d_out, log_sum_exp.data, d_qkv);
 }
 
+/// In slices of the tokens where that is predicted to pay: weights of few tiles. gpu has weight_gradient_workspace().
+template <class A, class B, class P>
+void gemm_over_tokens(Gpu& gpu, const A& a, const B& b, const P& program) {
+  gemm(gpu, a, b, program, depth_slices(gpu, a, b, program));
+}
+
 }  // namespace coda::llama
