@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "coda/loss.h"
+#include "coda/programs/store.h"
 #include "hopper/attention_batch.h"
+#include "hopper/plan.h"
 #include "llama/counted.h"
 #include "llama/presets.h"
 
@@ -111,6 +113,41 @@ TEST(GpuMemory, SaysWhatWouldFitWhereNoRowDoes) {
   EXPECT_NE(shorter.find("not one row of 8192 tokens would fit, but one of 3000"), std::string::npos) << shorter;
   const std::string none = said(model);
   EXPECT_NE(none.find("the parameters with gradients and moments alone take 143 GB"), std::string::npos) << none;
+}
+
+/// The calls that layer_rows.h makes ask for no more than is reserved.
+TEST(GpuMemory, IsReservedForTheSlicesThatCallsTake) {
+  alignas(256) static float memory[64];
+  for (const int64_t hidden : {128, 256, 512, 768, 1024, 1536, 2048})
+    for (const int64_t tokens : {1, 100, 1024, 4096, 16384, 65536}) {
+      const Config config{.vocab = 256,
+                          .hidden = hidden,
+                          .layers = 1,
+                          .heads = hidden / 64,
+                          .kv_heads = hidden / 128,
+                          .head_dim = 64,
+                          .ffn = hidden * 11 / 4 / 64 * 64};
+      const int64_t reserved = weight_gradient_workspace(config, tokens, 132);
+      const std::pair<int64_t, int64_t> weights[] = {
+          {config.qkv_width(), hidden}, {hidden, config.query_width()}, {2 * config.ffn, hidden}, {hidden, config.ffn}};
+      for (const auto& [rows, cols] : weights) {
+        const auto* of_bf16 = reinterpret_cast<const bf16*>(memory);
+        const auto a = coda::detail::factor(transpose(Matrix<const bf16>(of_bf16, tokens, rows))),
+                   b = coda::detail::factor(transpose(Matrix<const bf16>(of_bf16, tokens, cols)));
+        const Matrix<float> out(memory, rows, cols);
+        const auto check = [&](const auto& program) {
+          coda::detail::with_program(program, [&](const coda::detail::ProgramInfo& info) {
+            const int slices = hopper::slices_of(a, {hopper::best_slices(hopper::problem_of(a, b, info, 132))});
+            if (slices > 1) {
+              EXPECT_LE(hopper::workspace_of(a, b, slices).bytes(), reserved)
+                  << rows << " x " << cols << " x " << tokens;
+            }
+          });
+        };
+        check(Store<Tensors<bf16>, float>{.out = out});
+        check(AccumulateInto<Tensors<bf16>>{.out = out});
+      }
+    }
 }
 
 TEST(GpuMemory, HasSlicesOfSmallWeightsGradients) {
