@@ -52,8 +52,8 @@ struct GpuOptions {
   std::vector<int64_t> hidden = {2048, 4096, 8192};
   int64_t tokens = 16384;
   std::vector<std::string> rows;  // names; none: all
-  int rounds = 21;                // sustained
-  int cool_rounds = 7;
+  int rounds = 9;                 // sustained
+  int cool_rounds = 3;
   double warm_seconds = 3;  // of load before a case's first round
   int slices = 1;           // coda's products in so many of the depth (coda::DepthSlices); 0: as depth_slices predicts
 };

@@ -24,8 +24,9 @@ constexpr int kSets = 2;
 constexpr int64_t kSamples = 8;
 // Above the error of any output in bf16, and far below that of a wrong one.
 constexpr double kWrong = 2e-2;
-constexpr double kMeasurement = 0.015;  // seconds of launches between two events, at least
-constexpr int kSelectionRounds = 3;     // of cublasLt's suggestions
+constexpr double kSelection =
+    0.015;  // seconds of launches between two events, at least, to choose of cublasLt's suggestions
+constexpr int kSelectionRounds = 3;
 
 std::vector<int64_t> sampled_rows(int64_t m, std::mt19937_64& random) {
   std::vector<int64_t> rows = {0, m - 1};
@@ -87,11 +88,8 @@ class CaseBench {
     check_product(best, "cublasLt", reference);
 
     const std::vector<Contestant> contestants = {{"coda", coda}, {"cublas", standard}, {"cublaslt_fastest", best}};
-    const int launches = launches_of(stopwatch_, standard, kMeasurement);
     warm_up(contestants, std::min(options_.warm_seconds, 0.5));  // the last check let the card rest
-    result_.sustained =
-        race(contestants, options_.rounds, random_.generator(),
-             [&](const Launch& launch, int /*round*/) { return stopwatch_.back_to_back(launch, launches); });
+    result_.sustained = settled_race(stopwatch_, contestants, standard, options_.rounds, random_.generator());
     result_.cool = race(contestants, options_.cool_rounds, random_.generator(),
                         [&](const Launch& launch, int round) { return stopwatch_.alone(launch, round % kSets); });
     return std::move(result_);
@@ -147,7 +145,7 @@ class CaseBench {
   }
 
   void warm_up(const std::vector<Contestant>& contestants, double seconds) {
-    warm(stopwatch_, contestants, launches_of(stopwatch_, contestants.back().launch, kMeasurement), seconds);
+    warm(stopwatch_, contestants, launches_of(stopwatch_, contestants.back().launch, kSelection), seconds);
   }
 
   int fastest_suggestion() {

@@ -43,4 +43,13 @@ GpuRegime race(const std::vector<Contestant>& contestants, int rounds, std::mt19
   return regime;
 }
 
+GpuRegime settled_race(Stopwatch& stopwatch, const std::vector<Contestant>& contestants, const Launch& one, int rounds,
+                       std::mt19937_64& random) {
+  const int before = launches_of(stopwatch, one, kSettling), launches = launches_of(stopwatch, one, kSustained);
+  return race(contestants, rounds, random, [&](const Launch& launch, int /*round*/) {
+    stopwatch.back_to_back(launch, before);
+    return stopwatch.back_to_back(launch, launches);
+  });
+}
+
 }  // namespace coda::bench

@@ -14,11 +14,8 @@ namespace coda::bench {
 
 namespace {
 
-// A plan is measured at the clock that it brings the card to under its power limit, so it runs for a while in front: where plans take
-// turns faster than the limiter acts each runs at the clock of all of them, and what draws most power looks best.
-constexpr double kSettling = 0.15;           // seconds
-constexpr double kMeasurement = 0.1;         // of launches between two events, at least
-constexpr double kFirstMeasurement = 0.004;  // of the rounds that tell who may be near the best, at the clock of all
+// Rounds that tell who may be near the best, at the clock of all.
+constexpr double kFirstMeasurement = 0.004;  // seconds
 constexpr int kFirstRounds = 3;
 constexpr double kNear = 1.1;  // of the best's time in those rounds
 constexpr size_t kMostNear = 5;
@@ -48,7 +45,7 @@ class Tuning {
     }
     const Launch& untuned = contestants.front().launch;
     warm(stopwatch_, contestants, launches_of(stopwatch_, untuned, kFirstMeasurement), options_.warm_seconds);
-    std::vector<PlanTime> first = measure(plans, contestants, kFirstRounds, kFirstMeasurement, 0);
+    std::vector<PlanTime> first = first_times(plans, contestants);
     if (first.size() == 1) {
       result.plans = std::move(first);
       return result;
@@ -70,20 +67,19 @@ class Tuning {
       near.push_back(plans[i]);
       finalists.push_back(contestants[i]);
     }
-    result.plans = measure(near, finalists, options_.rounds, kMeasurement, kSettling);
+    result.plans = times_of(
+        near, settled_race(stopwatch_, finalists, finalists.front().launch, options_.rounds, random_.generator()));
     result.best = winner_of(result.plans);
     return result;
   }
 
  private:
-  std::vector<PlanTime> measure(const std::vector<hopper::TunedPlan>& plans, const std::vector<Contestant>& contestants,
-                                int rounds, double seconds, double settling) {
-    const int launches = launches_of(stopwatch_, contestants.front().launch, seconds);
-    const int before = settling > 0 ? launches_of(stopwatch_, contestants.front().launch, settling) : 0;
-    return times_of(plans, race(contestants, rounds, random_.generator(), [&](const Launch& launch, int /*round*/) {
-                      if (before > 0) stopwatch_.back_to_back(launch, before);
-                      return stopwatch_.back_to_back(launch, launches);
-                    }));
+  std::vector<PlanTime> first_times(const std::vector<hopper::TunedPlan>& plans,
+                                    const std::vector<Contestant>& contestants) {
+    const int launches = launches_of(stopwatch_, contestants.front().launch, kFirstMeasurement);
+    return times_of(
+        plans, race(contestants, kFirstRounds, random_.generator(),
+                    [&](const Launch& launch, int /*round*/) { return stopwatch_.back_to_back(launch, launches); }));
   }
 
   const GpuOptions& options_;
