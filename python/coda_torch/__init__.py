@@ -4,7 +4,7 @@
     coda_torch.patch(model)          # a Hugging Face Llama, Mistral, Qwen2, Qwen3 or Gemma; the rest of the script stays
 
 or, in a model of one's own, the operators: norm_linear_rope, norm_linear_swiglu, linear_swiglu, linear_geglu,
-linear_residual, linear_cross_entropy, and block, a whole layer but attention. They run on CPUs (float32, bfloat16) and on
+linear_clamped_swiglu, linear_residual, linear_cross_entropy, and block, a whole layer but attention. They run on CPUs (float32, bfloat16) and on
 Hopper GPUs (bfloat16, compute capability 9.0), under torch.compile, autocast and CUDA graphs.
 """
 
@@ -13,6 +13,7 @@ from .functional import (
     accumulate_weight_gradient_,
     block,
     block_tail,
+    linear_clamped_swiglu,
     linear_cross_entropy,
     linear_geglu,
     linear_residual,
@@ -28,6 +29,7 @@ __all__ = [
     "accumulate_weight_gradient_",
     "block",
     "block_tail",
+    "linear_clamped_swiglu",
     "linear_cross_entropy",
     "linear_geglu",
     "linear_residual",

@@ -5,6 +5,8 @@ be float32 or bfloat16 whatever the activations are; every gradient has its para
 bfloat16, on a GPU bfloat16. Sums are of float32, and a value is rounded once, when it is stored.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -13,6 +15,7 @@ from .operators import coda
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _GLU = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_CLAMPED = 3  # of operators outside layers
 _GELU = {"none": "gelu", "tanh": "gelu_tanh"}  # by torch's name of the approximation
 NORMED_HEADS = (64, 128)  # what norms over heads are compiled for
 _INT32 = torch.iinfo(torch.int32)
@@ -260,13 +263,13 @@ def norm_linear_rope(
     return _split_heads(qkv, lead, wq, wk, wv)
 
 
-def _linear_glu(x, gamma, w_gate, w_up, function, eps, name):
+def _linear_glu(x, gamma, w_gate, w_up, function, eps, name, limit=math.inf, alpha=1.0):
     x, lead = _activations(x, name)
     w_gate, w_up = _gate_up(w_gate, w_up, x)
     if gamma is not None:
         gamma = _parameter(gamma, "gamma", x, (x.shape[1],))
     keep = _keeps(x, gamma, w_gate, w_up)
-    return _lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, _GLU[function], eps, keep)[0], lead)
+    return _lead(coda.norm_linear_glu(x, gamma, w_gate, w_up, function, limit, alpha, eps, keep)[0], lead)
 
 
 def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
@@ -275,19 +278,32 @@ def norm_linear_swiglu(h, gamma, w_gate, w_up, *, eps=1e-6):
     One product and a pass over h; gate and up are kept. In the backward pass swiglu's derivative is an elementwise pass: only
     block, whose next product is coda's too, has it in an epilogue.
     """
-    return _linear_glu(h, gamma, w_gate, w_up, "silu", eps, "h")
+    return _linear_glu(h, gamma, w_gate, w_up, _GLU["silu"], eps, "h")
 
 
 def linear_swiglu(x, w_gate, w_up):
     """silu(x w_gateᵀ) · (x w_upᵀ) [..., F]. As norm_linear_swiglu without its norm."""
-    return _linear_glu(x, None, w_gate, w_up, "silu", 0.0, "x")
+    return _linear_glu(x, None, w_gate, w_up, _GLU["silu"], 0.0, "x")
 
 
 def linear_geglu(x, w_gate, w_up, *, approximate="none"):
     """gelu(x w_gateᵀ) · (x w_upᵀ) [..., F]; approximate: "none" is erf's, "tanh" the approximation."""
     if approximate not in _GELU:
         raise ValueError(f"approximate is {approximate!r}; it needs to be 'none' or 'tanh'")
-    return _linear_glu(x, None, w_gate, w_up, _GELU[approximate], 0.0, "x")
+    return _linear_glu(x, None, w_gate, w_up, _GLU[_GELU[approximate]], 0.0, "x")
+
+
+def linear_clamped_swiglu(x, w_gate, w_up, *, limit=7.0, alpha=1.702):
+    """g · sigmoid(alpha · g) · (u + 1) [..., F]: g is x w_gateᵀ, at most limit, u is x w_upᵀ, between -limit and limit.
+
+    The MLP of gpt-oss, without its biases. Where a value is clamped its gradient is 0; limit=math.inf clamps nothing. The backward
+    pass sees the values as they are kept: of bfloat16 one within a rounding of the limit may be on its other side there.
+    """
+    if not limit > 0:
+        raise ValueError(f"limit is {limit!r}; it needs to be more than 0, or math.inf")
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha is {alpha!r}; it needs to be finite")
+    return _linear_glu(x, None, w_gate, w_up, _CLAMPED, 0.0, "x", float(limit), float(alpha))
 
 
 def linear_residual(x, weight, residual):

@@ -216,7 +216,7 @@ _no_second_derivative("norm_linear_rope_backward")
 
 
 @register_fake("coda::norm_linear_glu")
-def _(h, gamma, w_gate, w_up, glu, eps, keep):
+def _(h, gamma, w_gate, w_up, glu, limit, alpha, eps, keep):
     tokens, ffn = h.shape[0], w_gate.shape[0]
     return (
         h.new_empty(tokens, ffn),
@@ -226,7 +226,7 @@ def _(h, gamma, w_gate, w_up, glu, eps, keep):
 
 
 @register_fake("coda::norm_linear_glu_backward")
-def _(d_y, h, gate_up, inv_rms, gamma, w_gate, w_up, glu, mask):
+def _(d_y, h, gate_up, inv_rms, gamma, w_gate, w_up, glu, limit, alpha, mask):
     if gamma is None:
         d_gamma = w_gate.new_empty(0)
     else:
@@ -235,7 +235,8 @@ def _(d_y, h, gate_up, inv_rms, gamma, w_gate, w_up, glu, mask):
 
 
 def _glu_setup(ctx, inputs, output):
-    h, gamma, w_gate, w_up, ctx.glu = inputs[:5]
+    h, gamma, w_gate, w_up = inputs[:4]
+    ctx.glu = inputs[4:7]
     _, gate_up, inv_rms = output
     _keep(ctx, gate_up, inv_rms)
     ctx.save_for_backward(h, gate_up, inv_rms, gamma, w_gate, w_up)
@@ -243,8 +244,8 @@ def _glu_setup(ctx, inputs, output):
 
 def _glu_backward(ctx, d_y, *_):
     needed = ctx.needs_input_grad[1:4]
-    d_h, *d_weights = coda.norm_linear_glu_backward(d_y.contiguous(), *ctx.saved_tensors, ctx.glu, _mask(needed))
-    return (d_h, *_given(d_weights, needed), None, None, None)
+    d_h, *d_weights = coda.norm_linear_glu_backward(d_y.contiguous(), *ctx.saved_tensors, *ctx.glu, _mask(needed))
+    return (d_h, *_given(d_weights, needed), None, None, None, None, None)
 
 
 _differentiate("norm_linear_glu", _glu_setup, _glu_backward)

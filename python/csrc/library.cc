@@ -34,11 +34,12 @@ STABLE_TORCH_LIBRARY(coda, m) {
       "Tensor position, Tensor turns, int head_dim, float eps, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_wq, "
       "Tensor d_wk, Tensor d_wv, Tensor d_bq, Tensor d_bk, Tensor d_bv, Tensor d_q_norm, Tensor d_k_norm)");
   m.def(
-      "norm_linear_glu(Tensor h, Tensor? gamma, Tensor w_gate, Tensor w_up, int glu, float eps, bool keep) -> "
-      "(Tensor y, Tensor gate_up, Tensor inv_rms)");
+      "norm_linear_glu(Tensor h, Tensor? gamma, Tensor w_gate, Tensor w_up, int glu, float limit, float alpha, "
+      "float eps, bool keep) -> (Tensor y, Tensor gate_up, Tensor inv_rms)");
   m.def(
       "norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor inv_rms, Tensor? gamma, Tensor w_gate, "
-      "Tensor w_up, int glu, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, Tensor d_w_up)");
+      "Tensor w_up, int glu, float limit, float alpha, int mask) -> (Tensor d_h, Tensor d_gamma, Tensor d_w_gate, "
+      "Tensor d_w_up)");
   m.def("linear_residual(Tensor x, Tensor weight, Tensor residual) -> Tensor");
   m.def("linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int mask) -> (Tensor d_x, Tensor d_weight)");
   m.def("linear(Tensor x, Tensor weight) -> Tensor");

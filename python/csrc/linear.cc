@@ -25,8 +25,8 @@ Tensor product_with_transposed(Engine& engine, const Tensor& d_out, const Tensor
 
 }  // namespace
 
-Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, Tensor w_up, int64_t glu, double eps,
-                         bool keep) {
+Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, Tensor w_up, int64_t glu, double limit,
+                         double alpha, double eps, bool keep) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
     const int64_t m = h.size(0), f = w_gate.size(0);
     const Tensor inv_rms = gamma ? inv_rms_of<Engine, E>(engine, h, eps)
@@ -34,19 +34,20 @@ Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, T
                                                        ScalarType::Float, std::nullopt, h.device());
     Tensor y = empty<E>(h, {m, f}), gate_up = empty<E>(h, {keep ? m : 0, 2 * f});
     const Tensor w = packed<E>(engine, gate_up_weight(w_gate, w_up, gamma));
-    with_glu(glu, [&]<class Function>(Function) {
+    with_glu(glu, limit, alpha, [&]<class Function>(Function function) {
       const auto run = [&](auto program) {
         gemm(engine, matrix<const E>(h, "h"), matrix<const E>(w, "weight"), program);
       };
       const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
       // The variants that no layer of coda's own uses exist with gate_up kept only.
       if constexpr (std::is_same_v<Function, Swiglu>) {
-        if (!keep) return run(RmsNormGlu<Tensors<E>, Function, DropGateUp>{.inv_rms = r, .y = matrix<E>(y, "y")});
+        if (!keep)
+          return run(RmsNormGlu<Tensors<E>, Function, DropGateUp>{.f = function, .inv_rms = r, .y = matrix<E>(y, "y")});
       } else if (!keep) {
         gate_up = empty<E>(h, {m, 2 * f});
       }
       run(RmsNormGlu<Tensors<E>, Function>{
-          .inv_rms = r, .gate_up = matrix<E>(gate_up, "gate_up"), .y = matrix<E>(y, "y")});
+          .f = function, .inv_rms = r, .gate_up = matrix<E>(gate_up, "gate_up"), .y = matrix<E>(y, "y")});
     });
     if (!keep) gate_up = empty<E>(h, {0, 2 * f});
     return Tensors3{y, gate_up, inv_rms};
@@ -54,7 +55,7 @@ Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, T
 }
 
 Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor inv_rms, std::optional<Tensor> gamma,
-                                  Tensor w_gate, Tensor w_up, int64_t glu, int64_t mask) {
+                                  Tensor w_gate, Tensor w_up, int64_t glu, double limit, double alpha, int64_t mask) {
   return on_engine(h, [&]<class Engine, class E>(Engine& engine) {
     const int64_t m = h.size(0), d = h.size(1), f = w_gate.size(0);
     const Weight weight = gate_up_weight(w_gate, w_up, gamma);
@@ -63,9 +64,10 @@ Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor i
                  mean_dot_of_rows = empty<float>(h, {m});
     const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
     const Matrix<float> dot = matrix<float>(partial, "partial");
-    with_glu(glu, [&]<class Function>(Function) {
+    with_glu(glu, limit, alpha, [&]<class Function>(Function function) {
       map(engine, matrix<const E>(d_y, "d_y"),
-          GluBackward<Tensors<E>, Function>{.inv_rms = r,
+          GluBackward<Tensors<E>, Function>{.f = function,
+                                            .inv_rms = r,
                                             .gate_up = matrix<const E>(gate_up, "gate_up"),
                                             .d_gate_up = matrix<E>(d_gate_up, "d_gate_up"),
                                             .y = matrix<E>(y, "y"),

@@ -44,10 +44,10 @@ Tensors10 norm_linear_rope_backward(Tensor d_qkv, Tensor h, Tensor qkv, Tensor i
                                     std::optional<Tensor> k_norm, Tensor position, Tensor turns, int64_t head_dim,
                                     double eps, int64_t mask);
 /// Without gamma there is no norm.
-Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, Tensor w_up, int64_t glu, double eps,
-                         bool keep);
+Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, Tensor w_up, int64_t glu, double limit,
+                         double alpha, double eps, bool keep);
 Tensors4 norm_linear_glu_backward(Tensor d_y, Tensor h, Tensor gate_up, Tensor inv_rms, std::optional<Tensor> gamma,
-                                  Tensor w_gate, Tensor w_up, int64_t glu, int64_t mask);
+                                  Tensor w_gate, Tensor w_up, int64_t glu, double limit, double alpha, int64_t mask);
 Tensor linear_residual(Tensor x, Tensor weight, Tensor residual);
 Tensors2 linear_residual_backward(Tensor d_h, Tensor x, Tensor weight, int64_t mask);
 

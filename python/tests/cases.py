@@ -1,6 +1,7 @@
 """Every operator of coda_torch beside its formula, at sizes that are no multiple of a block."""
 
 import functools
+import math
 
 import coda_torch
 import reference
@@ -114,6 +115,12 @@ CASES = {
     "linear_geglu_tanh": Case(
         functools.partial(coda_torch.linear_geglu, approximate="tanh"),
         functools.partial(reference.glu, activation=reference.gelu_tanh),
+        {"x": WIDTH},
+        GLU,
+    ),
+    "linear_clamped_swiglu": Case(
+        functools.partial(coda_torch.linear_clamped_swiglu, limit=math.inf, alpha=1.5),
+        functools.partial(reference.clamped_swiglu, limit=math.inf, alpha=1.5),
         {"x": WIDTH},
         GLU,
     ),

@@ -1,6 +1,7 @@
 """What PyTorch expects of an operator besides its numbers."""
 
 import functools
+import math
 
 import coda_torch
 import pytest
@@ -351,6 +352,10 @@ def test_an_operand_that_cannot_be_is_named(changes, error, message):
          "residual is a NoneType"),
         (lambda: coda_torch.linear_geglu(torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(8, 5), approximate="erf"),
          ValueError, "approximate is 'erf'; it needs to be 'none' or 'tanh'"),
+        (lambda: coda_torch.linear_clamped_swiglu(torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(8, 5), limit=0.0),
+         ValueError, "limit is 0.0; it needs to be more than 0, or math.inf"),
+        (lambda: coda_torch.linear_clamped_swiglu(torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(8, 5), alpha=math.nan),
+         ValueError, "alpha is nan; it needs to be finite"),
         (lambda: coda_torch.rotary_turns([1.0], 1, 1), TypeError, "inv_freq is a list"),
         (lambda: coda_torch.linear_cross_entropy(torch.zeros(3, 5), torch.zeros(7, 5), torch.zeros(3)), TypeError,
          "labels is of torch.float32; it needs integers"),

@@ -62,6 +62,23 @@ def test_bfloat16_is_no_worse_than_pytorchs(case, weight_type, tokens):
         assert ours <= 1.1 * theirs, f"{name}: {ours:.2e} for PyTorch's {theirs:.2e}"
 
 
+def test_a_limit_of_swiglu():
+    """In float32: which side of the limit a value is on is not bfloat16's to say."""
+    case, tokens, limits = CASES["linear_clamped_swiglu"], (509,), {"limit": 0.7, "alpha": 1.5}
+    operands, given = case.operands(tokens, F32, F32), case.given(tokens)
+    case = dataclasses.replace(
+        case,
+        operator=functools.partial(coda_torch.linear_clamped_swiglu, **limits),
+        formula=functools.partial(reference.clamped_swiglu, **limits),
+    )
+    upstream = random_upstream(case, operands, given)
+    outputs, grads = gradients(case.operator, operands, given, upstream)
+    want, want_grads = exact(case, operands, given, upstream)
+    check("y", outputs[0], want[0], 2e-6)
+    for name, grad in grads.items():
+        check(f"gradient of {name}", grad, want_grads[name], 2e-6)
+
+
 @pytest.mark.parametrize("name", ["block", "block_tail"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("tokens", [(37,), (0,)], ids=str)

@@ -40,6 +40,11 @@ def glu(x, w_gate, w_up, activation):
     return activation(linear(x, w_gate)) * linear(x, w_up)
 
 
+def clamped_swiglu(x, w_gate, w_up, limit, alpha):
+    gate, up = linear(x, w_gate).clamp(max=limit), linear(x, w_up).clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
 def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 

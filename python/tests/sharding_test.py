@@ -49,6 +49,7 @@ def cases():
     yield coda_torch.linear_swiglu, [*operands([D]), *mlp_weights()], (), {}, rows + 2 * weights, []
     yield coda_torch.linear_swiglu, [*operands([D]), *mlp_weights()], (), {}, weights + 2 * rows, []
     yield coda_torch.linear_geglu, [*operands([D]), *mlp_weights()], (), {}, 3 * weights, []
+    yield coda_torch.linear_clamped_swiglu, [*operands([D]), *mlp_weights()], (), {"limit": 1.0}, rows + 2 * weights, []
     yield coda_torch.norm_linear_swiglu, [*operands([D], (D,)), *mlp_weights()], (), {}, rows + 3 * weights, []
     yield coda_torch.norm_linear_swiglu, [*operands([D], (D,)), *mlp_weights()], (), {}, 2 * weights + 2 * rows, []
     yield coda_torch.linear_residual, operands([D], (F, D), [F]), (), {}, [ROWS, REPLICATED, ROWS], []

@@ -269,6 +269,20 @@ def test_nothing_is_clamped():
     close(of_gate_and_up(coda_torch.linear_swiglu, [9.0], [-9.0]), [-81 / (1 + math.exp(-9))])
 
 
+def test_what_is_clamped_has_no_gradient():
+    clamped = coda_torch.linear_clamped_swiglu
+    close(of_gate_and_up(clamped, [9.0], [-9.0], limit=7.0, alpha=1.702), [-41.99972])
+    close(of_gate_and_up(clamped, [9.0], [-9.0], limit=math.inf), [-72 / (1 + math.exp(-9 * 1.702))])  # no limit, no clamp
+    # Gradients reach a value through the identity: of rows (9, -9), (9, 2), (-9, 2), those within the limit alone.
+    x = torch.zeros(3, 16)
+    x[:, 0], x[:, 8] = torch.tensor([9.0, 9.0, -9.0]), torch.tensor([-9.0, 2.0, 2.0])
+    x.requires_grad_()
+    eye, none = torch.eye(8), torch.zeros(8, 8)
+    clamped(x, torch.cat((eye, none), 1), torch.cat((none, eye), 1))[:, 0].sum().backward()
+    free = x.grad[:, [0, 8]] != 0
+    assert free.tolist() == [[False, False], [False, True], [True, True]]
+
+
 def test_gate_is_the_first_and_up_the_second():
     close(of_gate_and_up(coda_torch.linear_swiglu, [1.0, 2.0], [3.0, 4.0]), [2.193176, 7.046377])
 
