@@ -27,6 +27,10 @@ constexpr bool has_no_memory(const Field& field) {
 constexpr int64_t row_slot_count(int64_t cols) {
   return (cols + 127) / 128;
 }
+/// And of a column reduction, over 64 rows each.
+constexpr int64_t column_slot_count(int64_t rows) {
+  return (rows + 63) / 64;
+}
 
 struct OperandShape {
   int64_t rows, cols;

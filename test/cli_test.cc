@@ -109,6 +109,8 @@ TEST_F(CliTest, MisuseExitsWithTwo) {
   expect_refused("bench blocks", 2, "blocks is not one of programs, block, step");
   expect_refused("bench block --hidden 512,1024", 2, "--hidden takes one size on the CPU");
   expect_refused("bench block --warm 1", 2, "--warm means nothing with --device cpu");
+  expect_refused("bench block --slices 2", 2, "--slices means nothing with --device cpu");
+  expect_refused("bench --tune --slices 2", 2, "--slices means nothing with --tune");
   expect_refused("bench --device cuda block", 2, "block is not a row of the GPU's table");
   expect_refused("bench --device cuda --hidden 2048,1000", 2, "--hidden is 1000");
   expect_refused("bench --device cuda --threads 2", 2, "--threads means nothing with --device cuda");

@@ -3,6 +3,7 @@
 #pragma once
 #include "coda/programs/head_norm.h"
 #include "llama/layer_rows.h"
+#include "operand_shape.h"
 #include "weight.h"
 
 namespace coda::torch_ops {
@@ -160,7 +161,8 @@ QkvGradients qkv_backward(Engine& engine, const Projections& of, const Tensor& d
   const Matrix<E> d_out = matrix<E>(d_products, "d_qkv"), d_h = matrix<E>(out.d_h, "d_h");
 
   if (of.biased()) {
-    const Tensor bias = packed_columns(engine, of.bias(), h, n), slots = empty<float>(h, {column_slot_count(m), n});
+    const Tensor bias = packed_columns(engine, of.bias(), h, n),
+                 slots = empty<float>(h, {coda::detail::column_slot_count(m), n});
     map(engine, d,
         RopeBackward<Tensors<E>, WithBias>{.inv_rms = in.inv_rms,
                                            .position = places.positions,
@@ -174,7 +176,8 @@ QkvGradients qkv_backward(Engine& engine, const Projections& of, const Tensor& d
     out.bias = column_gradients(engine, of.bias(), slots, needed.bias);
     llama::normed_product_backward<Engine, E>(engine, w, in, dot, s, d_out, residual, d_h);
   } else if (normed) {
-    const Tensor gamma = packed_columns(engine, of.norms(), h, n), slots = empty<float>(h, {column_slot_count(m), n});
+    const Tensor gamma = packed_columns(engine, of.norms(), h, n),
+                 slots = empty<float>(h, {coda::detail::column_slot_count(m), n});
     with_head_width(of.head_dim, [&]<class Width>(Width) {
       map(engine, d,
           HeadNormRopeBackward<Tensors<E>, Width>{.eps = static_cast<float>(of.eps),

@@ -173,12 +173,7 @@ Tensor packed_columns(Engine& engine, const std::vector<ColumnPart>& parts, cons
   return out;
 }
 
-/// Slots of a column reduction of the library's programs.
-constexpr int64_t column_slot_count(int64_t rows) {
-  return (rows + 63) / 64;
-}
-
-/// Gradients of the parts, in their own types, from the partial sums over rows, slots [column_slot_count(M), width].
+/// Gradients of the parts, in their own types, from the partial sums over rows, slots [⌈M/64⌉, width].
 template <class Engine>
 std::vector<Tensor> column_gradients(Engine& engine, const std::vector<ColumnPart>& parts, const Tensor& slots,
                                      const std::vector<bool>& needed) {

@@ -48,7 +48,7 @@ struct NormGradient {
       : weight(packed(plain, {.rows = rows})),
         gamma(packed<float>({gamma_, 1, plain.cols}, {})),
         d_weight(plain.rows, plain.cols),
-        d_gamma_slots((plain.rows + 63) / 64, plain.cols),
+        d_gamma_slots(coda::detail::column_slot_count(plain.rows), plain.cols),
         d_gamma(1, plain.cols) {}
 
   /// From what is behind the product (d_y) and in front of it (h).
