@@ -59,11 +59,8 @@ Mlp mlp(Engine& engine, const Tensor& a, const Tensor& h, const Tensor& wo, cons
                                 matrix<const E>(gate_up, "gate_up"),
                                 matrix<const E>(down, "down_proj.weight")};
   with_glu(glu, [&]<class Function>(Function) {
-    // Only SwiGLU has a program that keeps no gate and up.
-    const bool stored = keep || !std::is_same_v<Function, Swiglu>;
-    const Tensor kept = stored && !keep ? empty<E>(h, {m, 2 * f}) : out.gate_up;
     const MlpTape<E> tape{matrix<E>(out.h_mid, "h_mid"), vector<float>(out.inv_rms_mid, "inv_rms_mid"),
-                          stored ? matrix<E>(kept, "gate_up") : Matrix<E>{}};
+                          keep ? matrix<E>(out.gate_up, "gate_up") : Matrix<E>{}};
     llama::mlp_forward<Engine, E, Function>(
         engine, eps, weights, matrix<const E>(h, "h"), matrix<const E>(a, "a"), tape, scratch.views,
         {matrix<E>(out.h_next, "h_next"), vector<float>(out.inv_rms_next, "inv_rms_next")});

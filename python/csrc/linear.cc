@@ -39,17 +39,11 @@ Tensors3 norm_linear_glu(Tensor h, std::optional<Tensor> gamma, Tensor w_gate, T
         gemm(engine, matrix<const E>(h, "h"), matrix<const E>(w, "weight"), program);
       };
       const Vector<const float> r = vector<const float>(inv_rms, "inv_rms");
-      // The variants that no layer of coda's own uses exist with gate_up kept only.
-      if constexpr (std::is_same_v<Function, Swiglu>) {
-        if (!keep)
-          return run(RmsNormGlu<Tensors<E>, Function, DropGateUp>{.f = function, .inv_rms = r, .y = matrix<E>(y, "y")});
-      } else if (!keep) {
-        gate_up = empty<E>(h, {m, 2 * f});
-      }
+      if (!keep)
+        return run(RmsNormGlu<Tensors<E>, Function, DropGateUp>{.f = function, .inv_rms = r, .y = matrix<E>(y, "y")});
       run(RmsNormGlu<Tensors<E>, Function>{
           .f = function, .inv_rms = r, .gate_up = matrix<E>(gate_up, "gate_up"), .y = matrix<E>(y, "y")});
     });
-    if (!keep) gate_up = empty<E>(h, {0, 2 * f});
     return Tensors3{y, gate_up, inv_rms};
   });
 }

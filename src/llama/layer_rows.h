@@ -65,14 +65,12 @@ void mlp_forward(Engine& engine, double rms_eps, const LayerWeights<E>& weights,
   gemm(engine, attention, weights.o, Residual<Tensors<E>>{.residual = h_in, .h = tape.h_mid, .sum_sq = sum_sq});
   inv_rms(engine, sum_sq, d, rms_eps, tape.inv_rms_mid);
   const Matrix<const E> h_mid = tape.h_mid;
-  bool keep = true;
-  if constexpr (std::is_same_v<Function, Swiglu>) keep = tape.gate_up.data != nullptr;
-  if (keep)
+  if (tape.gate_up.data != nullptr)
     gemm(engine, h_mid, weights.gate_up,
          RmsNormGlu<Tensors<E>, Function>{.inv_rms = tape.inv_rms_mid, .gate_up = tape.gate_up, .y = scratch.y});
   else
     gemm(engine, h_mid, weights.gate_up,
-         RmsNormSwiGlu<Tensors<E>, DropGateUp>{.inv_rms = tape.inv_rms_mid, .y = scratch.y});
+         RmsNormGlu<Tensors<E>, Function, DropGateUp>{.inv_rms = tape.inv_rms_mid, .y = scratch.y});
   const Matrix<const E> y = scratch.y;
   gemm(engine, y, weights.down, Residual<Tensors<E>>{.residual = tape.h_mid, .h = out.h, .sum_sq = sum_sq});
   inv_rms(engine, sum_sq, d, rms_eps, out.inv_rms);

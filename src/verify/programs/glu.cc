@@ -35,6 +35,7 @@ std::vector<Row> verify_glu(uint64_t seed) {
 template <class S, class Function>
 void add_function(Programs& programs) {
   programs.add<RmsNormGlu<S, Function>>();
+  programs.add<RmsNormGlu<S, Function, DropGateUp>>();
   programs.add<GluBackward<S, Function>>({{"d_gate_up", "gate_up"}});
   add_derivative<RmsNormGlu<S, Function>, GluBackward<S, Function>>(programs, verify_glu<S, Function>);
 }
@@ -42,7 +43,6 @@ void add_function(Programs& programs) {
 template <class S>
 void add(Programs& programs) {
   add_function<S, Swiglu>(programs);
-  programs.add<RmsNormSwiGlu<S, DropGateUp>>();
   add_function<S, GegluErf>(programs);
   add_function<S, GegluTanh>(programs);
   add_function<S, SwigluClamped>(programs);
