@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <utility>
+
 #include "coda/programs/norm.h"
 #include "coda/programs/store.h"
 #include "refused.h"
@@ -120,7 +123,8 @@ TEST(GpuSlices, ArePredictedWhereTilesAreFew) {
   EXPECT_GT(slices(product(Form::TN, 16, 2048, 8192)), 1);  // a few tokens
   for (const auto& [m, n] : {std::pair(2048, 2048), {11264, 2048}, {4096, 11008}})
     EXPECT_EQ(slices(product(Form::NT, m, n, 16384)), 1) << m << ", " << n;
-  EXPECT_EQ(slices(product(Form::NT, 128, 128, 64)), 1);  // a single stage
+  for (const auto& [m, n, k] : {std::tuple(128, 128, 64), {0, 512, 16384}, {512, 0, 16384}, {512, 512, 0}})
+    EXPECT_EQ(slices(product(Form::NT, m, n, k)), 1) << m << ", " << n << ", " << k;
 }
 
 TEST_F(GpuPlan, SizesTheWorkspaceOfSlices) {
