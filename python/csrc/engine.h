@@ -10,10 +10,7 @@ namespace coda::torch_ops {
 /// The CPU engine on PyTorch's threads, with memory that the calling thread's operators reuse.
 Cpu& cpu();
 
-template <class A, class B, class P>
-void gemm_over_tokens(Cpu& cpu, const A& a, const B& b, const P& program) {
-  gemm(cpu, a, b, program);
-}
+using llama::gemm_over_tokens;
 
 #ifdef CODA_TORCH_GPU
 /// The GPU engine on a stream of PyTorch's. What a product needs of workspace comes from PyTorch's allocator.

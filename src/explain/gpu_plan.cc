@@ -32,8 +32,8 @@ GpuPlan plan_of(const HopperKernels& kernels, const hopper::Problem& problem, co
 }  // namespace
 
 std::optional<Card> card_of(std::string_view machine) {
-  if (machine == "h100") return Card{"NVIDIA H100 80GB HBM3", 132};
-  if (machine == "h200") return Card{"NVIDIA H200", 132};
+  if (machine == "h100") return Card{"NVIDIA H100 80GB HBM3", hopper::kMultiprocessors};
+  if (machine == "h200") return Card{"NVIDIA H200", hopper::kMultiprocessors};
   return {};
 }
 

@@ -203,6 +203,14 @@ int64_t columns_of_clusters(const Problem& problem, HopperTile tile) {
   return ceil_div(problem.shape.n, size_of(tile).cols);
 }
 
+int64_t clusters_of(const Problem& problem, HopperTile tile) {
+  return rows_of_clusters(problem, tile) * columns_of_clusters(problem, tile);
+}
+/// Clusters that a GPU works on at a time.
+int64_t clusters_at_a_time(const Problem& problem) {
+  return std::max(1, problem.multiprocessors / kClusterRows);
+}
+
 bool is_wide(HopperTile tile) {
   return tile == HopperTile::cooperative_128x256 || tile == HopperTile::cooperative_256x128;
 }
@@ -230,7 +238,7 @@ double cost_of_order(const Problem& problem, HopperTile tile, int band) {
   constexpr double kReads = 0.035;
   constexpr int64_t kStays = int64_t{23} << 20;  // of an H200's 50 MB, which lie in two halves
   const double cluster_rows = kClusterRows * size_of(tile).rows, cluster_cols = size_of(tile).cols;
-  const double clusters = std::max(1, problem.multiprocessors / kClusterRows);
+  const auto clusters = static_cast<double>(clusters_at_a_time(problem));
   const double rows = std::min<double>(band, static_cast<double>(rows_of_clusters(problem, tile)));
   const double cols = std::min(clusters / rows, static_cast<double>(columns_of_clusters(problem, tile)));
   const bool b_stays = problem.shape.n * problem.shape.k * int64_t{sizeof(bf16)} <= kStays;
@@ -241,8 +249,7 @@ double cost_of_order(const Problem& problem, HopperTile tile, int band) {
 }  // namespace
 
 int64_t waves(const Problem& problem, HopperTile tile) {
-  return ceil_div(rows_of_clusters(problem, tile) * columns_of_clusters(problem, tile),
-                  std::max(1, problem.multiprocessors / kClusterRows));
+  return ceil_div(clusters_of(problem, tile), clusters_at_a_time(problem));
 }
 
 double score(const Problem& problem, HopperTile tile, int band) {
@@ -275,10 +282,9 @@ namespace {
 /// Predicted seconds of a product on an H200 at its power limit. Where tiles leave multiprocessors idle the others' clock is higher.
 double seconds(const Problem& problem, HopperTile tile) {
   constexpr double kDepth = 7e-9;  // a wave of 128 × 128 tiles, per depth of 1
-  constexpr int kBand = 8;
-  const auto clusters = static_cast<double>(rows_of_clusters(problem, tile) * columns_of_clusters(problem, tile));
-  const double places = static_cast<double>(waves(problem, tile)) * std::max(1, problem.multiprocessors / kClusterRows);
-  return kDepth * score(problem, tile, kBand) * (0.6 + 0.35 * clusters / places);
+  const auto clusters = static_cast<double>(clusters_of(problem, tile)),
+             places = static_cast<double>(waves(problem, tile) * clusters_at_a_time(problem));
+  return kDepth * score(problem, tile, kBands[0]) * (0.6 + 0.35 * clusters / places);
 }
 
 }  // namespace
@@ -295,7 +301,7 @@ int best_slices(const Problem& problem) {
     Problem sliced = problem;
     sliced.epilogue_tiles = 1;
     sliced.shape.m = slice_rows(problem.shape.m) * slices;
-    sliced.shape.k = ceil_div(stages_of(problem.shape.k), int64_t{slices}) * 64;
+    sliced.shape.k = ceil_div(stages_of(problem.shape.k), int64_t{slices}) * kSliceStage;
     const auto bytes = static_cast<double>(4 * (sliced.shape.m + 3 * problem.shape.m) * problem.shape.n);
     const double time = seconds(sliced, kSliced) + bytes / kBytes + kLaunches;
     if (time < least) {
@@ -363,9 +369,8 @@ Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const 
 }
 
 Plan choose(const Factor& a, const Factor& b, const ProgramInfo& program, const HopperKernels& kernels) {
-  constexpr int kOfAnH200 = 132;
   static const TunedPlans none;
-  return choose(a, b, program, kernels, kOfAnH200, {}, none);
+  return choose(a, b, program, kernels, kMultiprocessors, {}, none);
 }
 
 }  // namespace coda::hopper

@@ -42,7 +42,11 @@ struct Plan {
 };
 
 /// Orders of tiles that plans choose from: rows of clusters, two tiles each, that run side by side (coda/hopper/bands.h).
+/// The first keeps what is in flight nearest to a square where the matrix is large.
 inline constexpr int kBands[] = {8, 4, 2, 1};
+
+/// Multiprocessors of an H100 and an H200 (SXM), for which plans are made where no GPU is asked.
+inline constexpr int kMultiprocessors = 132;
 
 /// What a plan is chosen for.
 struct Problem {

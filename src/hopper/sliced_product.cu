@@ -2,6 +2,7 @@
 
 #include "coda/hopper/product.h"
 #include "coda/programs/store.h"
+#include "hopper/plan.h"
 #include "hopper/sliced_product.h"
 #include "hopper/slices.h"
 
@@ -14,6 +15,9 @@ int launch(const SlicedProduct& product) {
   using P = Store<Tensors<bf16>, float>;
   constexpr HopperTile kTile = HopperTile::cooperative_128x256;
   using Plain = Product<P, kForm, kTile>;
+  using Tile = TileTraits<kTile>;
+  static_assert(kSliceClusterRows == cute::size<0>(typename Tile::Cluster{}) * Tile::rows &&
+                kSliceStage == Tile::depth);
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, typename Plain::Main,
                                                       SliceEpilogue<typename Stages<P, kTile>::Epilogue_>, Slices>;
   const auto& [a, b, slices, accumulators, stride, stream, device, multiprocessors] = product;
@@ -24,7 +28,7 @@ int launch(const SlicedProduct& product) {
       .problem_shape = {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.depth), 1},
       .mainloop = Plain::main_arguments(a, b),
       .epilogue = {program, static_cast<int>(rows), slices}};
-  arguments.scheduler.band = 8;
+  arguments.scheduler.band = kBands[0];
   arguments.scheduler.slices = slices;
   return run<Kernel>(arguments, device, multiprocessors, stream, false);
 }

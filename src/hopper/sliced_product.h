@@ -6,13 +6,16 @@
 
 namespace coda::hopper {
 
-/// Stages of 64 that a depth of k has: as many slices as there can be.
+/// Rows of a cluster of its tiles, and the depth of a stage of their main loop.
+inline constexpr int64_t kSliceClusterRows = 256, kSliceStage = 64;
+
+/// Stages that a depth of k has: as many slices as there can be.
 constexpr int64_t stages_of(int64_t k) {
-  return (k + 63) / 64;
+  return (k + kSliceStage - 1) / kSliceStage;
 }
 /// Rows of each slice's accumulators: whole clusters of tiles.
 constexpr int64_t slice_rows(int64_t m) {
-  return (m + 255) / 256 * 256;
+  return (m + kSliceClusterRows - 1) / kSliceClusterRows * kSliceClusterRows;
 }
 
 /// One launch: accumulators of slice i at row i · slice_rows(m), rows of n elements `stride` apart. Factors are aligned as TMA needs it.

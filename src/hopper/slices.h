@@ -56,13 +56,10 @@ class SliceScheduler : public BandScheduler {
   CUTLASS_DEVICE bool is_last_tile(WorkTileInfo&, uint32_t count = 1) const {
     return index_ + step_ * count >= params_.clusters * params_.slices;
   }
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
+  template <class... Pipeline>
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo, Pipeline&&...) {
     advance_to_next_work();
     return cute::make_tuple(get_current_work(), true);
-  }
-  template <class P, class State>
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo tile, P&, State) {
-    return fetch_next_work(tile);
   }
   template <class Shape, class Tile>
   CUTLASS_HOST_DEVICE static int get_work_k_tile_count(const WorkTileInfo& work, Shape, Tile) {

@@ -78,10 +78,9 @@ GpuMemory gpu_memory(const Config& config, const GpuStep& step) {
   const LayerTape<Counted, bf16>& tape = pass.tapes.front();
   const LayerWorkspace<Counted, bf16>& work = pass.workspace;
   // Weight gradients use the same memory after them.
-  constexpr int kOfAnH200 = 132;
   const int64_t scores =
       std::max(hopper::score_gradient_bytes(attention_shape(config), hopper::model_batch(step.rows, step.seq)),
-               weight_gradient_workspace(config, m, kOfAnH200));
+               weight_gradient_workspace(config, m, hopper::kMultiprocessors));
   GpuMemory memory{.model = gpu_model_memory(config),
                    .layer = {{"h", pass.h.front().bytes()},
                              {"r", pass.inv_rms.front().bytes()},

@@ -164,6 +164,12 @@ void qkv_backward(Engine& engine, const Places<Engine>& places, const LayerWeigh
                   Matrix<const E> qkv, const LayerScratch<E>& scratch, Matrix<const E> d_qkv, Matrix<E> d_products,
                   Matrix<const E> d_residual, Matrix<E> d_h, Matrix<float> d_weight, bool add);
 
+/// A product whose depth are tokens; an engine may have a way of its own for it.
+template <class Engine, class A, class B, class P>
+void gemm_over_tokens(Engine& engine, const A& a, const B& b, const P& program) {
+  gemm(engine, a, b, program);
+}
+
 /// out (+)= aᵀ b over tokens: a weight gradient in float.
 template <class Engine, class E>
 void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add);

@@ -90,12 +90,6 @@ void layer_forward(Engine& engine, const Config& config, const Places<Engine>& p
                          workspace.scratch(m, false), out);
 }
 
-/// A product whose depth are tokens; an engine may have a way of its own for it.
-template <class Engine, class A, class B, class P>
-void gemm_over_tokens(Engine& engine, const A& a, const B& b, const P& program) {
-  gemm(engine, a, b, program);
-}
-
 template <class Engine, class E>
 void weight_gradient(Engine& engine, Matrix<const E> a, Matrix<const E> b, Matrix<float> out, bool add) {
   if (out.data == nullptr && out.rows == 0) return;

@@ -169,7 +169,7 @@ void workspace() {
   expect(equal, "two passes give another result than one");
 }
 
-/// Slices of the depth beside whole ones: the values of float sums in another order, and the same bits each time, also on replay.
+/// Slices of the depth beside whole ones: the values of float sums in another order, and the same bits each time.
 void slices_of_depth() {
   constexpr int64_t kM = 300, kN = 520, kK = 64 * 13 + 8;
   const Matrix<bf16> a = tile(kK, kM + 4), b = tile(kK, kN);

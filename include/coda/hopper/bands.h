@@ -68,13 +68,11 @@ class BandScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedu
   CUTLASS_DEVICE bool is_last_tile(WorkTileInfo&, uint32_t count = 1) const {
     return index_ + step_ * count >= params_.clusters;
   }
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
+  /// Of a pipeline that other schedulers have there is nothing here.
+  template <class... Pipeline>
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo, Pipeline&&...) {
     advance_to_next_work();
     return cute::make_tuple(get_current_work(), true);
-  }
-  template <class P, class State>
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo tile, P&, State) {
-    return fetch_next_work(tile);
   }
 
  protected:

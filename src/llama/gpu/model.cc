@@ -327,9 +327,12 @@ double ModelOnGpu::run(const Batch& batch, std::optional<double> divisor) {
   hopper::Attention& attention = this->attention(batch.document_starts, backward);
   p.batch.fill(gpu_, batch, positions_of(batch.document_starts), static_cast<float>(1 / divisor.value_or(1)));
   const bool add = backward && gradients_started;
-  if (backward) reserve_workspace(weight_gradient_workspace(config, m, gpu_.multiprocessors()));
-  if (backward) gradients_started = true;
-  passes_[{&attention, m, backward, add}].run(gpu_, [&] { enqueue_pass(p, attention, m, add); });
+  const auto key = std::make_tuple(&attention, m, backward, add);
+  if (backward) {
+    gradients_started = true;
+    if (!passes_.contains(key)) reserve_workspace(weight_gradient_workspace(config, m, gpu_.multiprocessors()));
+  }
+  passes_[key].run(gpu_, [&] { enqueue_pass(p, attention, m, add); });
   copy_to_host(gpu_, &scalars_.data()->loss, &device_scalars_.matrix().data->loss, sizeof(LossValue));
   wait(gpu_);
   return scalars_.data()->loss.sum;
