@@ -94,6 +94,7 @@ if(CODA_BUILD_TESTS)
   # A model is made through a weak reference, which draws nothing out of an archive.
   target_link_options(gpu_model_test PRIVATE LINKER:--undefined=_ZN4coda5llama12model_on_gpuERKNS0_6ConfigE)
   target_sources(gpu_map_test PRIVATE test/gpu/map_test_kernels.cu)
+  target_link_libraries(gpu_map_test PRIVATE coda_verify)
   target_compile_options(gpu_map_test PRIVATE "${coda_cuda_options}")
   set_target_properties(gpu_map_test PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static)
 endif()

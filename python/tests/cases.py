@@ -56,11 +56,15 @@ def norm_linear_rope(*, position, head_dim=HEAD_DIM, **operands):
     return reference.unpacked(q, head_dim), reference.unpacked(k, head_dim), v
 
 
+def norm_linear_rope_formula(*, head_dim=HEAD_DIM, **operands):
+    return reference.qkv(**operands, inv_freq=inv_freq(head_dim), head_dim=head_dim, eps=EPS)
+
+
 def rope_case(head_dim=HEAD_DIM, **more):
     """norm_linear_rope with these operands in front of the rotation."""
     return Case(
         functools.partial(norm_linear_rope, head_dim=head_dim),
-        functools.partial(reference.qkv, inv_freq=inv_freq(head_dim), head_dim=head_dim, eps=EPS),
+        functools.partial(norm_linear_rope_formula, head_dim=head_dim),
         {"h": WIDTH},
         {"gamma": (WIDTH,), **QKV, **more},
         positions,

@@ -3,11 +3,13 @@
 import copy
 
 import coda_torch
+import operators_test
 import pytest
 import torch
 import transformers
+from cases import CASES
 from patch_test import KINDS, plain_model
-from reference import frobenius
+from reference import as_tuple, frobenius
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -44,6 +46,26 @@ def test_patched_model_is_as_near_to_float32_as_it_was(kind):
             continue
         got, its = frobenius(ours[name], want), frobenius(theirs[name], want)
         assert got <= 1.25 * its, f"{name}: {got:.2e} from float32, PyTorch's {its:.2e}"
+
+
+@operators_test.every_operator
+@pytest.mark.parametrize("weight_type", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [(509,), (2, 257)], ids=str)
+def test_operators_are_no_worse_than_pytorchs(case, weight_type, tokens):
+    with torch.device("cuda"):
+        operators_test.test_bfloat16_is_no_worse_than_pytorchs(case, weight_type, tokens)
+
+
+@pytest.mark.parametrize("name", ["block", "block_tail"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_block_keeps_nothing_more_without_gradients(name, activation):
+    case = CASES[name]
+    with torch.device("cuda"):
+        operands, given = case.operands((300,), torch.bfloat16, torch.float32), case.given((300,))
+        outputs = as_tuple(case.operator(**operands, **given, activation=activation))
+        with torch.no_grad():
+            without = as_tuple(case.operator(**operands, **given, activation=activation))
+    assert_same_bits(without, outputs)
 
 
 def block_operands(device):
