@@ -33,7 +33,8 @@ constexpr const char* kHelp =
     "  coda verify                          everything, in less than a minute\n"
     "  coda verify SwiGluBackward           one program, with all its options and element types\n"
     "  coda verify 'Residual<bf16>'         with all its options, in bf16\n"
-    "  coda verify --rounds 20 --seed 7     more random sizes, and others\n\n"
+    "  coda verify --rounds 20 --seed 7     more random sizes, and others\n"
+    "  compute-sanitizer --tool racecheck coda verify --device cuda --brief Residual\n\n"
     "The worst error is in units of the last place of the output's type (ulp), at the size of its element or, where "
     "terms cancel, "
     "the root mean square of its output. What decides is each element's own bound, grown from the roundings that made "
@@ -45,7 +46,7 @@ constexpr const char* kHelp =
 
 struct Arguments {
   std::vector<std::string> programs;
-  bool list = false;
+  bool list = false, brief = false;
   verify::Plan plan;
   std::string json;
   std::string device = "cpu";
@@ -145,14 +146,20 @@ int run(const Arguments& arguments, const Programs& programs) {
   check_names(programs, arguments.programs);
   const auto start = std::chrono::steady_clock::now();
   const bool on_cpu = arguments.device != "cuda";
+  if (arguments.brief && on_cpu) throw UsageError("--brief goes with --device cuda");
+  verify::Plan plan = arguments.plan;
+  if (arguments.brief) {
+    plan.rounds = 0;
+    plan.every_form = true;
+  }
   std::vector<verify::Device> devices;
-  if (arguments.device != "cpu") devices.push_back(verify::gpu_device());
+  if (arguments.device != "cpu") devices.push_back(verify::gpu_device(arguments.brief ? verify::Extent::brief : verify::Extent::full));
   if (on_cpu) devices.push_back(verify::cpu_device());
   std::vector<std::string> engines;
   for (const verify::Device& device : devices)
     for (const auto& engine : device.engines) engines.push_back(engine->name());
-  fmt::print("on {}; seed {}, {} random round{}\n", fmt::join(engines, ", "), arguments.plan.seed,
-             arguments.plan.rounds, arguments.plan.rounds == 1 ? "" : "s");
+  fmt::print("on {}; seed {}, {} random round{}\n", fmt::join(engines, ", "), plan.seed,
+             plan.rounds, plan.rounds == 1 ? "" : "s");
 
   Table table(programs);
   std::vector<Row> repetitions;
@@ -160,7 +167,7 @@ int run(const Arguments& arguments, const Programs& programs) {
   for (const Program& program : programs) {
     if (!wanted(program.name, arguments.programs)) continue;
     for (const verify::Device& device : devices)
-      for (Row& row : verify::verify(program, arguments.plan, device)) {
+      for (Row& row : verify::verify(program, plan, device)) {
         if (row.check == Check::repetition)
           repetitions.push_back(std::move(row));
         else
@@ -176,10 +183,11 @@ int run(const Arguments& arguments, const Programs& programs) {
     if (!titled)
       table.title("backward programs, against the derivative of their forward programs by dual numbers (vjp)");
     titled = true;
-    for (const Row& row : derivative.verify(arguments.plan.seed)) table.add(row);
+    for (const Row& row : derivative.verify(plan.seed)) table.add(row);
   }
   table.title(on_cpu ? "bitwise repetition: each call again, and on 2, 3 or 5 threads"
-                     : "bitwise repetition: each call 20 times, and by every plan");
+                     : arguments.brief ? "bitwise repetition: each call twice"
+                                       : "bitwise repetition: each call 20 times, and by every plan");
   for (const Row& row : repetitions) table.add(row);
 
   const auto failed = std::ranges::count_if(table.rows(), [](const Row& row) { return !row.passed(); });
@@ -203,6 +211,8 @@ Command verify_command(CLI::App& coda, std::function<const verify::Programs&()> 
   show_default(app->add_option("--rounds", a->plan.rounds, "of random sizes, 6 a round, after those always tried")
                    ->option_text("N")
                    ->check(CLI::Range(0, 1000000, "0 or more")));
+  app->add_flag("--brief", a->brief, "on a GPU every kernel at a few sizes, each call twice: what compute-sanitizer has time for")
+      ->option_text(" ");
   app->add_option("--json", a->json, "the rows, as an array of objects")->option_text("FILE");
   return {app, [a, programs = std::move(programs)] { return run(*a, programs()); }};
 }

@@ -4,6 +4,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -26,9 +29,26 @@ inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
 template <>
 inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
 
-/// A tensor of the device of `like`, not initialised.
+/// A tensor of the device of `like`, row-major, not initialised. Not by torch::stable::new_empty, which boxes its arguments for the
+/// dispatcher and takes twice as long.
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType type) {
-  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), type);
+  constexpr int64_t kMost = 4;
+  const auto count = static_cast<int64_t>(sizes.size());
+  STD_TORCH_CHECK(count <= kMost, "a tensor of ", count, " dimensions");
+  std::array<int64_t, kMost> strides{};
+  int64_t stride = 1;
+  for (int64_t i = count; i-- > 0;) {
+    strides[static_cast<size_t>(i)] = stride;
+    stride *= std::max<int64_t>(1, sizes.begin()[i]);
+  }
+  int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(count, sizes.begin(), strides.data(),
+                               torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type,
+                               like.get_device_index(), &made));
+  return Tensor(made);
 }
 template <class T>
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {

@@ -31,9 +31,13 @@ class Engine {
   virtual std::vector<Way> again(AnyCase& c, Random& random) = 0;
 };
 
+/// How much is tried on a GPU. Brief: what compute-sanitizer has time for, under which a launch takes seconds; every kernel, but a few sizes,
+/// and calls repeated once.
+enum class Extent { full, brief };
+
 /// The GPU engine on the current device; throws DeviceError if it cannot be used. Defined in verify/gpu, which is linked with
 /// the GPU half only: without it this is a null pointer, to be asked through gpu_half_is_linked().
-[[gnu::weak]] std::unique_ptr<Engine> gpu_engine();
+[[gnu::weak]] std::unique_ptr<Engine> gpu_engine(Extent extent);
 bool gpu_half_is_linked();
 
 }  // namespace coda::verify

@@ -217,7 +217,7 @@ void Row::take(const Comparison& comparison, const std::string& call) {
 }
 
 bool gpu_half_is_linked() {
-  std::unique_ptr<Engine> (*volatile engine)() = &gpu_engine;  // see linked_hopper_kernels
+  std::unique_ptr<Engine> (*volatile engine)(Extent) = &gpu_engine;  // see linked_hopper_kernels
   return engine != nullptr;
 }
 
@@ -227,11 +227,12 @@ Device cpu_device() {
   return device;
 }
 
-Device gpu_device() {
+Device gpu_device(Extent extent) {
   if (!gpu_half_is_linked()) throw UsageError("this coda was built without its GPU half: `make cuda` builds it");
   Device device{.engines = {}, .sizes = kGpuSizes, .arithmetic = kHopperArithmetic, .gpu = true};
+  if (extent == Extent::brief) device.sizes = kBriefGpuSizes;
   try {
-    device.engines.push_back(gpu_engine());
+    device.engines.push_back(gpu_engine(extent));
   } catch (const DeviceError& error) {
     throw UsageError(error.what());
   }

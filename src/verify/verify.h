@@ -29,6 +29,9 @@ inline constexpr std::array kGpuSizes = {
     Size{257, 120, 96}, Size{384, 384, 128}, Size{128, 320, 1000}, Size{640, 96, 264}, Size{200, 1040, 136},
     Size{33, 1, 70},    Size{648, 520, 200}};
 
+/// Of a brief trial: tails of rows, columns and depth in several tiles, full tiles, and what TMA does not take.
+inline constexpr std::array kBriefGpuSizes = {Size{200, 144, 72}, Size{256, 256, 128}, Size{33, 1, 70}};
+
 /// Which calls are made.
 struct Plan {
   uint64_t seed = 1;
@@ -47,7 +50,7 @@ struct Device {
 /// An engine for each instruction set.
 Device cpu_device();
 /// The GPU engine on the current device. Throws UsageError that says what is missing: the GPU half, or a GPU that it runs on.
-Device gpu_device();
+Device gpu_device(Extent extent = Extent::full);
 
 /// The rows of a program, oracle and repetition, for each engine. Stops at the first fault. No rows for a program without kernels
 /// for the GPU.

@@ -1,12 +1,13 @@
 // Products of the Hopper engine: CUTLASS's main loops and kernels with a program's epilogue.
 #pragma once
+#include <atomic>
+#include <cstdint>
 #include <vector>
 
 // One of CUTLASS's headers leaves a warning of its own turned into an error.
 #pragma GCC diagnostic push
 #include <cutlass/cutlass.h>
 
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
 #include <cutlass/gemm/collective/collective_mma.hpp>
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
@@ -99,21 +100,42 @@ constexpr bool reductions_fit() {
   (std::make_integer_sequence<int, coda::detail::field_count<P>>{});
 }
 
+/// Lets Kernel have its shared memory on this device. Returns a cudaError_t. Asked of the driver once for each of 64 devices: it takes
+/// half as long as a launch.
+template <class Kernel>
+cudaError_t allow_shared_memory(int device) {
+  static std::atomic<uint64_t> allowed{0};
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((allowed.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(
+      cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+  if (error == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
 /// Launches one of CUTLASS's kernels. Returns a cudaError_t.
 template <class Kernel>
 int run(typename Kernel::Arguments& arguments, int device, int multiprocessors, cudaStream_t stream, bool early) {
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = multiprocessors;
   typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize))
-    return error;
+  if (const cudaError_t error = allow_shared_memory<Kernel>(device)) return error;
+  using Cluster = typename Kernel::ClusterShape;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), cute::size<2>(Cluster{})};
   // The producer warps wait for the kernel in front (CUTLASS_ENABLE_GDC_FOR_SM90); consumers read nothing before they have
   // something of the producers.
-  if (cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream, nullptr, early) !=
-      cutlass::Status::kSuccess)
-    return cudaErrorLaunchFailure;
-  return cudaSuccess;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = Kernel::get_grid_shape(params);
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = early ? 2 : 1;
+  return cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params);
 }
 
 template <class P, Form kForm, HopperTile kTile, class S = Stages<P, kTile>>

@@ -1,10 +1,10 @@
 // Operands that are matrices: through shared memory by TMA, a subtile at a time, to and from registers by ldmatrix and stmatrix.
 #pragma once
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm90_tma.hpp>
-#include <cutlass/cuda_host_adapter.hpp>
 
 #include "coda/hopper/geometry.h"
 #include "coda/hopper/warp.h"
@@ -16,6 +16,20 @@ template <class T>
 constexpr int64_t row_distance(int64_t rows, int64_t cols, int64_t stride) {
   constexpr int64_t kStep = 16 / sizeof(T);
   return rows > 1 ? stride : (cols + kStep - 1) / kStep * kStep;
+}
+
+/// The driver's cuTensorMapEncodeTiled, looked up once. Throws DeviceError where the driver has none.
+inline auto tensor_map_encoder() {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess)
+      throw DeviceError("the driver has no cuTensorMapEncodeTiled, which CUDA 12.0 and later have");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  return encode;
 }
 
 /// A descriptor of rows × cols elements, row-major, in boxes of box_rows × box_cols that are swizzled over their 32, 64 or 128 bytes
@@ -32,7 +46,7 @@ cute::TmaDescriptor make_descriptor(const T* data, int64_t rows, int64_t cols, i
                        : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                      : CU_TENSOR_MAP_SWIZZLE_32B;
   const auto type = std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const CUresult result = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
+  const CUresult result = tensor_map_encoder()(
       reinterpret_cast<CUtensorMap*>(&descriptor), type, 2, const_cast<T*>(data), sizes, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
