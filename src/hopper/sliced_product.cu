@@ -18,7 +18,7 @@ int launch(const SlicedProduct& product) {
   using Tile = TileTraits<kTile>;
   static_assert(kSliceClusterRows == cute::size<0>(typename Tile::Cluster{}) * Tile::rows &&
                 kSliceStage == Tile::depth);
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, typename Plain::Main,
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, typename Plain::Collective,
                                                       SliceEpilogue<typename Stages<P, kTile>::Epilogue_>, Slices>;
   const auto& [a, b, slices, accumulators, stride, stream, device, multiprocessors] = product;
   const int64_t rows = slice_rows(a.rows);

@@ -22,15 +22,17 @@ inline constexpr std::array kSizes = {Size{0, 40, 8},    Size{6, 0, 8},      Siz
                                       Size{97, 272, 31}, Size{130, 400, 64}, Size{33, 16, 255},  Size{5, 8, 300},
                                       Size{1, 300, 9},   Size{193, 1, 70},   Size{64, 144, 513}};
 
-/// The same on a GPU: around TMA's 8 columns, tiles of 64, 128 and 256, odd numbers of them for clusters of 2, and depths of 64.
+/// The same on a GPU: around TMA's 8 columns, tiles of 64, 128 and 256, odd numbers of them for clusters of 2, depths of 64,
+/// and one at which clusters wait for each other (coda/hopper/paced.h).
 inline constexpr std::array kGpuSizes = {
     Size{0, 40, 8},     Size{6, 0, 8},       Size{6, 48, 0},       Size{1, 1, 1},      Size{1, 16, 8},
     Size{127, 128, 40}, Size{129, 144, 64},  Size{64, 256, 72},    Size{65, 272, 33},  Size{255, 264, 8},
     Size{257, 120, 96}, Size{384, 384, 128}, Size{128, 320, 1000}, Size{640, 96, 264}, Size{200, 1040, 136},
-    Size{33, 1, 70},    Size{648, 520, 200}};
+    Size{33, 1, 70},    Size{648, 520, 200}, Size{264, 264, 4168}};
 
 /// Of a brief trial: tails of rows, columns and depth in several tiles, full tiles, and what TMA does not take.
-inline constexpr std::array kBriefGpuSizes = {Size{200, 144, 72}, Size{256, 256, 128}, Size{33, 1, 70}};
+inline constexpr std::array kBriefGpuSizes = {Size{200, 144, 72}, Size{256, 256, 128}, Size{264, 264, 4168},
+                                         Size{33, 1, 70}};
 
 /// Which calls are made.
 struct Plan {

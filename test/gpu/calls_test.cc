@@ -259,6 +259,54 @@ void orders_of_tiles() {
   });
 }
 
+/// Depths at which clusters of wide tiles wait for each other, in more than one wave: every tile and band gives the bits of a pingpong tile,
+/// whose clusters do not, and so do products that run at the same time and take each other's pace for theirs.
+void deep_products() {
+  constexpr int64_t kM = 4096 + 40, kN = 1280 + 24, kK = 8200;
+  constexpr int kStreams = 3, kRuns = 10;
+  const Gpu gpu;
+  const Matrix<bf16> a = tile(kM, kK), b = tile(kN, kK);
+  fill(a, 7);
+  fill(b, 8);
+  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
+  const auto& kernels = coda::detail::hopper_kernels<Store<Tensors<bf16>>>();
+  std::vector<Matrix<bf16>> outputs;
+  for (int i = 0; i < kStreams; ++i) outputs.push_back(tile(kM, kN));
+  std::vector<bf16> want;
+  hopper::Plan wide;
+  const Store<> store{.out = outputs[0]};
+  coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
+    const hopper::Problem problem = hopper::problem_of(factor_a, factor_b, program, gpu.multiprocessors());
+    for (const bool pingpong : {true, false})
+      for (const hopper::Candidate& c : hopper::candidates(problem, kernels)) {
+        if ((c.kernel->tile == coda::detail::HopperTile::pingpong_128x128) != pingpong) continue;
+        const hopper::Plan plan{.kernel = c.kernel, .band = c.band};
+        check(cudaMemset(outputs[0].data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
+        hopper::run_fused(gpu, factor_a, factor_b, program, plan);
+        const auto got = host(outputs[0].data, kM * kN);
+        if (want.empty()) want = got;
+        expect(same(got, want), "deep: " + hopper::text_of(c.kernel->tile, c.band) + " gives another result");
+        if (!pingpong) wide = plan;
+      }
+  });
+  expect(wide.kernel != nullptr, "Store has no wide tiles");
+  std::vector<cudaStream_t> streams(kStreams);
+  for (cudaStream_t& stream : streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (const Matrix<bf16>& out : outputs)
+    check(cudaMemset(out.data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
+  check(cudaDeviceSynchronize());
+  for (int run = 0; run < kRuns; ++run)
+    for (size_t i = 0; i < kStreams; ++i) {
+      const Store<> other{.out = outputs[i]};
+      coda::detail::with_program(other, [&](const coda::detail::ProgramInfo& program) {
+        hopper::run_fused(Gpu(streams[i]), factor_a, factor_b, program, wide);
+      });
+    }
+  check(cudaDeviceSynchronize());
+  for (const Matrix<bf16>& out : outputs)
+    expect(same(host(out.data, kM * kN), want), "deep products side by side give another result");
+}
+
 }  // namespace
 }  // namespace coda::test
 
@@ -268,6 +316,7 @@ int main() {
   coda::test::workspace();
   coda::test::orders_of_tiles();
   coda::test::slices_of_depth();
+  coda::test::deep_products();
   coda::test::many_elements();
   if (coda::test::failures > 0) return 1;
   std::printf("passed\n");

@@ -15,6 +15,7 @@
 
 #include "coda/hopper/bands.h"
 #include "coda/hopper/epilogue.h"
+#include "coda/hopper/paced.h"
 
 namespace coda::hopper {
 
@@ -158,11 +159,13 @@ struct Product {
           cute::Shape<cute::Int<T::rows / (T::pingpong ? 1 : 2)>, cute::Int<T::cols>, cute::Int<T::depth>>, kMajorA,
           kMajorB>(),
       cute::Layout<cute::Shape<cute::Int<T::warp_groups>, cute::_1, cute::_1>>{}));
-  using Main = cutlass::gemm::collective::CollectiveMma<
+  using Collective = cutlass::gemm::collective::CollectiveMma<
       cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<S::main, typename T::Cluster, typename T::Schedule>,
       typename T::Shape, Element, Stride<kATransposed>, Element, Stride<kBTransposed>, Mma, cute::SM90_TMA_LOAD,
       Atom<kATransposed>, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom<kBTransposed>, void,
       cute::identity>;
+  // A pingpong kernel's producer has no time to look around: half as much is in shared memory.
+  using Main = std::conditional_t<T::pingpong, Collective, Paced<Collective>>;
   using Kernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, typename S::Epilogue_, Bands>;
   static_assert(Kernel::SharedStorageSize <= kSharedBytes);
