@@ -153,13 +153,14 @@ int run(const Arguments& arguments, const Programs& programs) {
     plan.every_form = true;
   }
   std::vector<verify::Device> devices;
-  if (arguments.device != "cpu") devices.push_back(verify::gpu_device(arguments.brief ? verify::Extent::brief : verify::Extent::full));
+  if (arguments.device != "cpu")
+    devices.push_back(verify::gpu_device(arguments.brief ? verify::Extent::brief : verify::Extent::full));
   if (on_cpu) devices.push_back(verify::cpu_device());
   std::vector<std::string> engines;
   for (const verify::Device& device : devices)
     for (const auto& engine : device.engines) engines.push_back(engine->name());
-  fmt::print("on {}; seed {}, {} random round{}\n", fmt::join(engines, ", "), plan.seed,
-             plan.rounds, plan.rounds == 1 ? "" : "s");
+  fmt::print("on {}; seed {}, {} random round{}\n", fmt::join(engines, ", "), plan.seed, plan.rounds,
+             plan.rounds == 1 ? "" : "s");
 
   Table table(programs);
   std::vector<Row> repetitions;
@@ -185,9 +186,9 @@ int run(const Arguments& arguments, const Programs& programs) {
     titled = true;
     for (const Row& row : derivative.verify(plan.seed)) table.add(row);
   }
-  table.title(on_cpu ? "bitwise repetition: each call again, and on 2, 3 or 5 threads"
-                     : arguments.brief ? "bitwise repetition: each call twice"
-                                       : "bitwise repetition: each call 20 times, and by every plan");
+  table.title(on_cpu            ? "bitwise repetition: each call again, and on 2, 3 or 5 threads"
+              : arguments.brief ? "bitwise repetition: each call twice"
+                                : "bitwise repetition: each call 20 times, and by every plan");
   for (const Row& row : repetitions) table.add(row);
 
   const auto failed = std::ranges::count_if(table.rows(), [](const Row& row) { return !row.passed(); });
@@ -211,7 +212,8 @@ Command verify_command(CLI::App& coda, std::function<const verify::Programs&()> 
   show_default(app->add_option("--rounds", a->plan.rounds, "of random sizes, 6 a round, after those always tried")
                    ->option_text("N")
                    ->check(CLI::Range(0, 1000000, "0 or more")));
-  app->add_flag("--brief", a->brief, "on a GPU every kernel at a few sizes, each call twice: what compute-sanitizer has time for")
+  app->add_flag("--brief", a->brief,
+                "on a GPU every kernel at a few sizes, each call twice: what compute-sanitizer has time for")
       ->option_text(" ");
   app->add_option("--json", a->json, "the rows, as an array of objects")->option_text("FILE");
   return {app, [a, programs = std::move(programs)] { return run(*a, programs()); }};

@@ -341,6 +341,19 @@ TEST(VerifyCommand, ExitsWithOneIfACallCannotBeRepeated) {
   EXPECT_NE(command.out.find("other bytes"), std::string::npos) << command.out;
 }
 
+TEST(VerifyCommand, IsBriefOnAGpuOnly) {
+  verify::Programs programs;
+  programs.add<Store<B>>();
+  for (const char* device : {"cpu", "all"}) {
+    try {
+      verify_command(programs, {"--brief", "--device", device});
+      ADD_FAILURE() << device << " is brief";
+    } catch (const UsageError& e) {
+      EXPECT_STREQ(e.what(), "--brief goes with --device cuda");
+    }
+  }
+}
+
 TEST(VerifyCommand, NamesTheProgramsThatThereAre) {
   verify::Programs programs;
   programs.add<Store<B>>();

@@ -44,10 +44,9 @@ inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, Sc
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(count, sizes.begin(), strides.data(),
-                               torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type,
-                               like.get_device_index(), &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(count, sizes.begin(), strides.data(),
+                                                  torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)),
+                                                  device_type, like.get_device_index(), &made));
   return Tensor(made);
 }
 template <class T>

@@ -32,7 +32,7 @@ inline constexpr std::array kGpuSizes = {
 
 /// Of a brief trial: tails of rows, columns and depth in several tiles, full tiles, and what TMA does not take.
 inline constexpr std::array kBriefGpuSizes = {Size{200, 144, 72}, Size{256, 256, 128}, Size{264, 264, 4168},
-                                         Size{33, 1, 70}};
+                                              Size{33, 1, 70}};
 
 /// Which calls are made.
 struct Plan {

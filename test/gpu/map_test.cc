@@ -193,7 +193,8 @@ void compare(const std::string& where, const coda::detail::Operand& operand,
   int64_t row = -1, col = -1;
   for (int64_t i = 0; i < operand.rows; ++i)
     for (int64_t j = 0; j < operand.cols; ++j) {
-      const double value = stored(operand, i, j), share = verify::share(value, expected.value(i, j), operand.field.element);
+      const double value = stored(operand, i, j),
+                   share = verify::share(value, expected.value(i, j), operand.field.element);
       if (share <= worst) continue;
       worst = share;
       row = i, col = j, got = value, wanted = expected.value(i, j);
@@ -202,8 +203,8 @@ void compare(const std::string& where, const coda::detail::Operand& operand,
   if (worst <= 1) return;
   ++failures;
   std::printf("FAILED %s, %s: (%ld, %ld) is %.9g, needs %.9g (%.3g times the bound)\n", where.c_str(),
-              std::string(operand.field.name).c_str(), static_cast<long>(row), static_cast<long>(col), got, wanted.value,
-              worst);
+              std::string(operand.field.name).c_str(), static_cast<long>(row), static_cast<long>(col), got,
+              wanted.value, worst);
 }
 
 /// What map(gpu, x, program) stores, with bounds.

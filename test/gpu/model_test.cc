@@ -1,5 +1,5 @@
 // The Llama on a GPU against the CPU engine's in float: loss, every gradient, accumulation, documents, a few hundred steps. Needs a GPU
-// of compute capability 9.0 and cuDNN; not part of `make test`. Prints "passed" last, or exits with 1.
+// of compute capability 9.0 that nothing else allocates on, and cuDNN; not part of `make test`. Prints "passed" last, or exits with 1.
 //
 //   gpu_model_test [--steps 200]
 #include <cmath>

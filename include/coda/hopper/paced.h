@@ -46,7 +46,7 @@ class Paced : public Main {
       const int now = count < params.step ? count : params.step;
       if (paced) wait_for_the_last(lane);
       // As if it were another each time: what depends on it is computed again, and not kept in one of a producer's 40 registers.
-      uint32_t fresh = rank; 
+      uint32_t fresh = rank;
       asm volatile("" : "+r"(fresh));
       Main::load(params, pipeline, state, inputs, block, stage, now, lane, fresh, storage);
       count -= now;
