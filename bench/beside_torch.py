@@ -437,10 +437,12 @@ def measure(case, coda, clock, o):
 def text_of(rows):
     lines = []
     for regime in ("sustained", "cool"):
-        times = {row["impl"]: row["ms"] for row in rows if row["regime"] == regime}
+        of_regime = sorted((row for row in rows if row["regime"] == regime), key=lambda row: row["ms"])
+        times = {row["impl"]: row["ms"] for row in of_regime}
         best = min(v for k, v in times.items() if k.startswith("torch"))
         ratio = f"; torch ÷ coda {best / times['coda']:.3f}" if "coda" in times else ""
-        lines.append(f"  {regime:9} " + ", ".join(f"{k} {v:.4f}" for k, v in sorted(times.items(), key=lambda kv: kv[1])) + ratio)
+        # With the range: under the power limit a card has two states, and a median may be of either.
+        lines.append(f"  {regime:9} " + ", ".join("{impl} {ms:.4f} ({low:.4f} to {high:.4f})".format(**row) for row in of_regime) + ratio)
     return f"{rows[0]['case']}, d = {rows[0]['d']}, ms\n" + "\n".join(lines)
 
 

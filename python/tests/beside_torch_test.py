@@ -148,7 +148,9 @@ def test_rows_are_medians_of_every_implementation(script, measured):
         assert row["tflops"] == round(case.flops / row["ms"] / 1e9, 1)
         assert ("mhz" in row) == (row["regime"] == "sustained")
     assert coda.library.closed == [7]
-    assert "torch ÷ coda" in script.text_of(rows)
+    text = script.text_of(rows)
+    assert "torch ÷ coda" in text
+    assert all(f"{row['ms']:.4f} ({row['low']:.4f} to {row['high']:.4f})" in text for row in rows)
 
 
 def test_a_wrong_result_stops_the_run(script, measured):
