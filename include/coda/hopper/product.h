@@ -102,7 +102,7 @@ constexpr bool reductions_fit() {
 }
 
 /// Lets Kernel have its shared memory on this device. Returns a cudaError_t. Asked of the driver once for each of 64 devices: it takes
-/// half as long as a launch.
+/// half as long as a launch. (After cudaDeviceReset launches fail, as with all else that was made before.)
 template <class Kernel>
 cudaError_t allow_shared_memory(int device) {
   static std::atomic<uint64_t> allowed{0};
