@@ -58,7 +58,7 @@ def test_operators_are_no_worse_than_pytorchs(case, weight_type, tokens):
 
 @pytest.mark.parametrize("name", ["block", "block_tail"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_block_keeps_nothing_more_without_gradients(name, activation):
+def test_block_is_the_same_without_gradients(name, activation):
     case = CASES[name]
     with torch.device("cuda"):
         operands, given = case.operands((300,), torch.bfloat16, torch.float32), case.given((300,))

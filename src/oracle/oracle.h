@@ -401,9 +401,12 @@ Outputs<double> gemm(const A& a, const B& b, const P& program) {
 }
 
 /// What coda::map(cpu, x, program) stores.
-template <class E, class P>
-Outputs<double> map(const Matrix<E>& x, const P& program) {
-  return apply<double>(elements(x), program);
+template <class T = double, class E, class P>
+Outputs<T> map(const Matrix<E>& x, const P& program) {
+  const Grid<double> values = elements(x);
+  Grid<T> acc(x.rows, x.cols);
+  for (size_t i = 0; i < values.values.size(); ++i) acc.values[i] = T(values.values[i]);
+  return apply<T>(acc, program);
 }
 
 }  // namespace coda::oracle

@@ -234,6 +234,24 @@ void many_elements() {
   }
 }
 
+/// judge(plan, result) of a·bᵀ into `out`, poisoned, by each plan of Store's.
+void by_every_plan(const Matrix<bf16>& a, const Matrix<bf16>& b, const Matrix<bf16>& out, const auto& judge) {
+  const Gpu gpu;
+  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
+  const int64_t count = out.rows * out.cols;
+  const Store<> store{.out = out};
+  coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
+    const hopper::Problem problem = hopper::problem_of(factor_a, factor_b, program, gpu.multiprocessors());
+    for (const hopper::Candidate& c :
+         hopper::candidates(problem, coda::detail::hopper_kernels<Store<Tensors<bf16>>>())) {
+      const hopper::Plan plan{.kernel = c.kernel, .band = c.band};
+      check(cudaMemset(out.data, 0xff, static_cast<size_t>(count) * sizeof(bf16)));
+      hopper::run_fused(gpu, factor_a, factor_b, program, plan);
+      judge(plan, host(out.data, count));
+    }
+  });
+}
+
 /// 19 rows and 11 columns of clusters (128 columns wide), the last ones not whole: bands of 8, 4 and 2 that are not full, in
 /// several waves. Every element is written once, wherever its tile comes.
 void orders_of_tiles() {
@@ -245,17 +263,8 @@ void orders_of_tiles() {
   const Matrix<bf16> plain = tile(kM, kN);
   gemm(gpu, a, b, Store<>{.out = plain});
   const auto want = host(plain.data, kM * kN);
-  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
-  const Matrix<bf16> out = tile(kM, kN);
-  const Store<> store{.out = out};
-  coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
-    const hopper::Problem problem = hopper::problem_of(factor_a, factor_b, program, gpu.multiprocessors());
-    for (const hopper::Candidate& c :
-         hopper::candidates(problem, coda::detail::hopper_kernels<Store<Tensors<bf16>>>())) {
-      check(cudaMemset(out.data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
-      hopper::run_fused(gpu, factor_a, factor_b, program, {.kernel = c.kernel, .band = c.band});
-      expect(same(host(out.data, kM * kN), want), hopper::text_of(c.kernel->tile, c.band) + " gives another result");
-    }
+  by_every_plan(a, b, tile(kM, kN), [&](const hopper::Plan& plan, const std::vector<bf16>& got) {
+    expect(same(got, want), hopper::text_of(plan.kernel->tile, plan.band) + " gives another result");
   });
 }
 
@@ -264,41 +273,33 @@ void orders_of_tiles() {
 void deep_products() {
   constexpr int64_t kM = 4096 + 40, kN = 1280 + 24, kK = 8200;
   constexpr int kStreams = 3, kRuns = 10;
-  const Gpu gpu;
   const Matrix<bf16> a = tile(kM, kK), b = tile(kN, kK);
   fill(a, 7);
   fill(b, 8);
-  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
-  const auto& kernels = coda::detail::hopper_kernels<Store<Tensors<bf16>>>();
-  std::vector<Matrix<bf16>> outputs;
-  for (int i = 0; i < kStreams; ++i) outputs.push_back(tile(kM, kN));
   std::vector<bf16> want;
   hopper::Plan wide;
-  const Store<> store{.out = outputs[0]};
-  coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
-    const hopper::Problem problem = hopper::problem_of(factor_a, factor_b, program, gpu.multiprocessors());
-    for (const bool pingpong : {true, false})
-      for (const hopper::Candidate& c : hopper::candidates(problem, kernels)) {
-        if ((c.kernel->tile == coda::detail::HopperTile::pingpong_128x128) != pingpong) continue;
-        const hopper::Plan plan{.kernel = c.kernel, .band = c.band};
-        check(cudaMemset(outputs[0].data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
-        hopper::run_fused(gpu, factor_a, factor_b, program, plan);
-        const auto got = host(outputs[0].data, kM * kN);
-        if (want.empty()) want = got;
-        expect(same(got, want), "deep: " + hopper::text_of(c.kernel->tile, c.band) + " gives another result");
-        if (!pingpong) wide = plan;
-      }
+  bool pingpong = false;
+  by_every_plan(a, b, tile(kM, kN), [&](const hopper::Plan& plan, const std::vector<bf16>& got) {
+    if (want.empty()) want = got;
+    expect(same(got, want), "deep: " + hopper::text_of(plan.kernel->tile, plan.band) + " gives another result");
+    if (plan.kernel->tile == coda::detail::HopperTile::pingpong_128x128)
+      pingpong = true;
+    else
+      wide = plan;
   });
-  expect(wide.kernel != nullptr, "Store has no wide tiles");
+  expect(pingpong && wide.kernel != nullptr, "Store has not both kinds of tiles");
+  std::vector<Matrix<bf16>> outputs;
   std::vector<cudaStream_t> streams(kStreams);
-  for (cudaStream_t& stream : streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  for (const Matrix<bf16>& out : outputs)
-    check(cudaMemset(out.data, 0xff, static_cast<size_t>(kM * kN) * sizeof(bf16)));
+  for (cudaStream_t& stream : streams) {
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    outputs.push_back(tile(kM, kN));
+  }
   check(cudaDeviceSynchronize());
+  const auto factor_a = coda::detail::factor(a), factor_b = coda::detail::factor(b);
   for (int run = 0; run < kRuns; ++run)
     for (size_t i = 0; i < kStreams; ++i) {
-      const Store<> other{.out = outputs[i]};
-      coda::detail::with_program(other, [&](const coda::detail::ProgramInfo& program) {
+      const Store<> store{.out = outputs[i]};
+      coda::detail::with_program(store, [&](const coda::detail::ProgramInfo& program) {
         hopper::run_fused(Gpu(streams[i]), factor_a, factor_b, program, wide);
       });
     }

@@ -207,16 +207,6 @@ void compare(const std::string& where, const coda::detail::Operand& operand,
               wanted.value, worst);
 }
 
-/// What map(gpu, x, program) stores, with bounds.
-template <class X, class P>
-oracle::Outputs<verify::Bounded> expected_of(const Matrix<X>& x, const P& program) {
-  const verify::Assume arithmetic(verify::kHopperArithmetic);
-  oracle::Grid<verify::Bounded> acc(x.rows, x.cols);
-  for (int64_t i = 0; i < x.rows; ++i)
-    for (int64_t j = 0; j < x.cols; ++j) acc(i, j) = verify::Bounded(static_cast<double>(x(i, j)));
-  return oracle::apply<verify::Bounded>(acc, program);
-}
-
 int64_t size_of(ElementType element) {
   return element == ElementType::bfloat16 ? 2 : element == ElementType::max_sum ? 8 : 4;
 }
@@ -254,7 +244,7 @@ void test_case(const char* name, int64_t m, int64_t n, bool aligned, Place place
     if constexpr (requires { program.d_qkv = x; }) program.d_qkv = x;
     if constexpr (requires { program.d_logits = x; }) program.d_logits = x;
   }
-  const auto expected = expected_of(x, program);
+  const auto expected = oracle::map<verify::Bounded>(x, program);
   const auto before = memory.bytes();
   run(x, program);
   check(cudaDeviceSynchronize(), where.c_str());
@@ -360,6 +350,7 @@ void measure() {
 int main() {
   using namespace coda;
   using namespace coda::test;
+  const verify::Assume arithmetic(verify::kHopperArithmetic);
 #define CODA_TEST(...) test_program<__VA_ARGS__>(#__VA_ARGS__);
   CODA_MAP_TEST_PROGRAMS(CODA_TEST)
   std::printf("%d outputs compared, %d failures\n", comparisons, failures);

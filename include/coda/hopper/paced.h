@@ -8,9 +8,9 @@
 
 namespace coda::hopper {
 
+inline constexpr uint32_t kPacedClusters = 128;
 /// How far each cluster in flight has come: steps of the depth that it has begun, 0 before its first and after its last. Nothing but pace
 /// depends on it, so kernels that run at the same time may share it.
-inline constexpr uint32_t kPacedClusters = 128;
 static __device__ uint32_t steps_begun[kPacedClusters];
 
 /// Main, one of CUTLASS's collectives of TMA loads and wgmma, with a producer that waits for clusters that are behind.
