@@ -49,6 +49,8 @@ void fill(const Matrix<bf16>& x, unsigned seed) {
   std::vector<bf16> values(static_cast<size_t>(x.rows * x.cols));
   for (bf16& v : values) v = bf16(static_cast<float>(random() % 2001) / 1000.f - 1.f);
   check(cudaMemcpy(x.data, values.data(), values.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+  // The copy may still be under way, and streams that do not block do not wait for it.
+  check(cudaDeviceSynchronize());
 }
 template <class T>
 std::vector<T> host(const T* data, int64_t count) {
