@@ -49,8 +49,6 @@ void fill(const Matrix<bf16>& x, unsigned seed) {
   std::vector<bf16> values(static_cast<size_t>(x.rows * x.cols));
   for (bf16& v : values) v = bf16(static_cast<float>(random() % 2001) / 1000.f - 1.f);
   check(cudaMemcpy(x.data, values.data(), values.size() * sizeof(bf16), cudaMemcpyHostToDevice));
-  // The copy may still be under way, and streams that do not block do not wait for it.
-  check(cudaDeviceSynchronize());
 }
 template <class T>
 std::vector<T> host(const T* data, int64_t count) {
@@ -101,6 +99,8 @@ void streams_and_graphs() {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const Gpu gpu(stream);
   block.inputs(10);
+  // Copies and fills may still be under way, and a stream that does not block does not wait for them.
+  check(cudaDeviceSynchronize());
   block.run(gpu);
   check(cudaStreamSynchronize(stream));
   expect(same(block.result(), want[0]), "another stream, another result");
@@ -115,6 +115,7 @@ void streams_and_graphs() {
   for (unsigned seed : seeds) {
     block.inputs(seed);
     check(cudaMemset(block.y.data, 0xff, static_cast<size_t>(block.y.rows * block.y.cols) * sizeof(bf16)));
+    check(cudaDeviceSynchronize());
     check(cudaGraphLaunch(executable, stream));
     check(cudaStreamSynchronize(stream));
     expect(same(block.result(), want[seed == 10 ? 0 : 1]), "a replayed graph gives another result");
